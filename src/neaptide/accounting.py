@@ -1,0 +1,182 @@
+"""Storage accounting: every op of a run on fake tensors, and every storage it brings to life, from birth to death.
+
+In: ops, as PyTorch dispatches them. Out: a `Timeline`. Memory belongs to storages: a view costs nothing, and a
+storage lives until its last alias dies, which a weak reference to it tells.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from neaptide._torch import FakeTensor, TorchDispatchMode, is_traceable_wrapper_subclass
+from neaptide.allocator import allocated
+from neaptide.timeline import Kind, Life, Timeline
+from neaptide.values import Values
+from neaptide.whereabouts import Whereabouts
+from neaptide.workspaces import Spec, is_listed, workspace
+
+aten = torch.ops.aten
+PLAIN = (FakeTensor, torch.Tensor, nn.Parameter)
+
+
+@dataclass(slots=True)
+class Entry:
+    """A storage under observation; `dies` is -1 while it lives."""
+
+    name: str
+    kind: Kind
+    bytes: int
+    born: int
+    path: str
+    source: str
+    dies: int = -1
+
+
+class Accounting(TorchDispatchMode):
+    """Counts storages while it is the innermost mode above a `FakeTensorMode`."""
+
+    def __init__(self, modules: Sequence[nn.Module] = ()) -> None:
+        super().__init__()
+        self.where = Whereabouts(modules)
+        self.values = Values(self.where.line)
+        self.steps = ["start"]
+        self.entries: list[Entry] = []
+        self.backward = False
+        self._alive: dict[int, tuple[Entry, weakref.ref[Any]]] = {}
+        self._threads = torch.get_num_threads()
+        self._sums: list[tuple[Entry, Entry]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind not in PLAIN for kind in types):
+            return NotImplemented  # a wrapper subclass comes back as ops on the tensors inside it
+        kwargs = kwargs or {}
+        if func is torch.ops.prim.device.default:
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
+        if func.namespace in ("prim", "profiler"):
+            return func(*args, **kwargs)
+        if func.is_view:
+            return self.values.run(func, args, kwargs)
+        path, source = self.where.place()
+        name = func._schema.name.removeprefix("aten::")
+        self.steps.append(f"{name} ({path})" if path else name)
+        step = len(self.steps) - 1
+        if is_listed(func):
+            hidden = workspace(func, *_specs(args, kwargs), self._threads)
+            if hidden:
+                self.entries.append(Entry(name, "workspace", allocated(hidden), step, path, source, step + 1))
+        for tensor in tensors_in(args):
+            self._see(tensor, "other", "other", 0, "", "")
+        out = self.values.run(func, args, kwargs)
+        for tensor in tensors_in(out):
+            entry = self._see(tensor, name, "temporary", step, path, source)
+            if self.backward and func is aten.add.Tensor and entry is not None and entry.born == step:
+                self._note_sum(args[0], entry)
+        return out
+
+    def _note_sum(self, first: Any, total: Entry) -> None:
+        """Autograd adds two gradients in place where it holds the last reference, except on tensor subclasses."""
+        found = self._alive.get(first.untyped_storage()._cdata)
+        if found is not None and found[0].bytes == total.bytes:
+            self._sums.append((found[0], total))
+
+    def resident(self, tensor: torch.Tensor, name: str, kind: Kind) -> None:
+        """Something that is there before the run begins."""
+        self._see(tensor, name, kind, 0, "", "")
+
+    def _see(self, tensor: torch.Tensor, name: str, kind: Kind, step: int, path: str, source: str) -> Entry | None:
+        for storage in storages(tensor):
+            key = storage._cdata
+            found = self._alive.get(key)
+            if found is not None:
+                return found[0]
+            size = storage.nbytes()
+            if not size:
+                continue
+            entry = Entry(name, kind, allocated(size, tensor.device.type), step, path, source)
+            self.entries.append(entry)
+
+            def died(_: Any, entry: Entry = entry, key: int = key) -> None:
+                entry.dies = len(self.steps)
+                self._alive.pop(key, None)
+
+            self._alive[key] = (entry, weakref.ref(storage, died))
+            return entry
+        return None
+
+    def entries_of(self, tree: Any) -> Iterator[Entry]:
+        """The storages behind every tensor in a nested result."""
+        for tensor in tensors_in(tree):
+            for storage in storages(tensor):
+                found = self._alive.get(storage._cdata)
+                if found is not None:
+                    yield found[0]
+
+    def alive(self) -> list[Entry]:
+        return [entry for entry, _ in self._alive.values()]
+
+    def timeline(self) -> Timeline:
+        end = len(self.steps)
+        for first, total in self._sums:
+            if first.dies == total.born + 1:
+                total.born += 1
+        lives = (
+            Life(e.name, e.kind, e.bytes, e.born, end if e.dies < 0 else e.dies, e.path, e.source) for e in self.entries
+        )
+        return Timeline(tuple(self.steps), tuple(life for life in lives if life.born < life.dies))
+
+
+def storages(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
+    """The storages of a tensor: its own, or those of the tensors a wrapper subclass is made of.
+
+    >>> [storage.nbytes() for storage in storages(torch.ones(3))]
+    [12]
+    """
+    if is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from storages(getattr(tensor, name))
+    elif tensor.layout is torch.strided:
+        yield tensor.untyped_storage()
+    else:
+        for part in _sparse_parts(tensor):
+            yield part.untyped_storage()
+
+
+def _sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    if tensor.layout is torch.sparse_coo:
+        return (tensor._indices(), tensor._values())
+    return ()
+
+
+def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in nested tuples, lists, mappings and dataclasses.
+
+    >>> len(list(tensors_in({"a": (torch.ones(1), 2), "b": [torch.ones(1)]})))
+    2
+    """
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, (tuple, list, set, frozenset)):
+        for item in tree:
+            yield from tensors_in(item)
+    elif isinstance(tree, Mapping):
+        yield from tensors_in(tuple(tree.values()))
+    elif is_dataclass(tree) and not isinstance(tree, type):
+        yield from tensors_in(tuple(getattr(tree, field.name, None) for field in fields(tree)))
+
+
+def _specs(args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return tuple(_spec(arg) for arg in args), {name: _spec(arg) for name, arg in kwargs.items()}
+
+
+def _spec(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return Spec(tuple(value.shape), value.stride(), value.dtype, value.device.type)
+    if isinstance(value, (list, tuple)):
+        return [_spec(item) for item in value]
+    return value

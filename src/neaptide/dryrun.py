@@ -1,0 +1,215 @@
+"""What plain eager PyTorch will take, with nothing executed: a step on fake tensors with storage accounting.
+
+In: a model, inputs, and for training an optimizer and a loss. Out: an `Estimate`: the timeline of one step in the
+course of training (or one forward), its peak and who holds it. `run_step` is that same step for real. The idea of
+predicting a method's memory before it runs is PAPAYA's (arXiv 2303.14633); the figures here come from a dry run
+instead of a fitted line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from neaptide.accounting import Accounting, tensors_in
+from neaptide.errors import CaptureError, InputError
+from neaptide.optimizers import parameters_of, twin_optimizer
+from neaptide.timeline import Kind, Life, Timeline
+from neaptide.twins import Twins, fake_twins, split_inputs
+
+Loss = Callable[[Any], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The memory of one step, predicted. `notes` says what had to be assumed.
+
+    >>> made = estimate(nn.Linear(256, 256), torch.ones(64, 256), train=False)
+    >>> made.parts["parameter"], made.parts["input"], made.parts["output"]
+    (267264, 69632, 69632)
+    >>> Estimate.from_json(made.to_json()) == made
+    True
+    """
+
+    timeline: Timeline
+    notes: tuple[str, ...] = ()
+
+    @property
+    def peak(self) -> int:
+        return self.timeline.peak
+
+    @property
+    def parts(self) -> Mapping[Kind, int]:
+        return self.timeline.parts
+
+    @property
+    def held_by(self) -> tuple[Life, ...]:
+        return self.timeline.held_by
+
+    def to_json(self) -> dict[str, Any]:
+        return {"peak": self.peak, "timeline": self.timeline.to_json(), "notes": list(self.notes)}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Estimate:
+        return Estimate(Timeline.from_json(data["timeline"]), tuple(data["notes"]))
+
+    def __str__(self) -> str:
+        from neaptide.report import format_bytes
+
+        lines = [f"peak {format_bytes(self.peak)} at {self.timeline.steps[self.timeline.peak_step]}"]
+        lines += [f"  {kind:<11}{format_bytes(size):>12}" for kind, size in self.parts.items() if size]
+        lines += ["held by"]
+        lines += [
+            f"  {format_bytes(life.bytes):>12}  {life.name}" + (f"  {life.path}" if life.path else "")
+            for life in self.held_by[:5]
+        ]
+        return "\n".join(lines + [f"note: {note}" for note in self.notes])
+
+
+def run_step(
+    model: Callable[..., Any],
+    inputs: Any,
+    train: bool = True,
+    optimizer: torch.optim.Optimizer | None = None,
+    loss: Loss | None = None,
+) -> Any:
+    """Run for real the step that `estimate` predicts, and return the model's output.
+
+    Inference runs under `no_grad`. Training runs forward, loss, backward and, if given, `optimizer.step()`; gradients
+    are not cleared, neither before nor after. The output is held until the step ends, as by a training loop that looks
+    at it. The model's training flag is left as it is. The loss is `loss(output)`, else the output's own `loss`, else
+    the sum of all its floating-point tensors.
+
+    >>> layer = nn.Linear(2, 1)
+    >>> run_step(layer, torch.ones(3, 2), optimizer=torch.optim.SGD(layer.parameters(), 0.1)).shape
+    torch.Size([3, 1])
+    >>> layer.bias.grad
+    tensor([3.])
+    """
+    args, kwargs = split_inputs(inputs)
+    if not train:
+        with torch.no_grad():
+            return model(*args, **kwargs)
+    output = model(*args, **kwargs)
+    loss_of(output, loss).backward()
+    if optimizer is not None:
+        optimizer.step()
+    return output
+
+
+def loss_of(output: Any, loss: Loss | None = None) -> torch.Tensor:
+    """The scalar that a training step goes back from.
+
+    >>> loss_of({"loss": torch.tensor(2.0), "logits": torch.ones(3)})
+    tensor(2.)
+    >>> loss_of((torch.ones(3), torch.ones(2)))
+    tensor(5.)
+    """
+    if loss is not None:
+        return loss(output)
+    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(own, torch.Tensor):
+        return own
+    sums = [t.sum() for t in tensors_in(output) if t.is_floating_point() and t.requires_grad]
+    if not sums:
+        raise InputError("no output needs a gradient: pass train=False, or a loss that does")
+    total = sums[0]
+    for part in sums[1:]:
+        total = total + part
+    return total
+
+
+def estimate(
+    model: Callable[..., Any],
+    inputs: Any,
+    train: bool = True,
+    optimizer: torch.optim.Optimizer | None = None,
+    loss: Loss | None = None,
+) -> Estimate:
+    """What `run_step` with the same arguments will take, with nothing executed and nothing of the user's changed.
+
+    It is a step in the course of training: the optimizer's state is there from the start, gradients are there if they
+    are there now. The model may be on the meta device.
+
+    >>> with torch.device("meta"):
+    ...     model = nn.Sequential(nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 4096))
+    >>> made = estimate(model, torch.empty(8, 4096, device="meta"), optimizer=torch.optim.AdamW(model.parameters()))
+    >>> made.parts["parameter"] // 2**20, made.parts["optimizer"] // 2**20
+    (128, 256)
+    """
+    if not callable(model):
+        raise InputError(f"model is a {type(model).__name__}: pass a torch.nn.Module or a function")
+    with fake_twins(model, inputs) as twins, twins.mode:
+        stepper = twin_optimizer(optimizer, twins.twin) if train and optimizer is not None else None
+        accounting = Accounting(twins.modules)
+        trained = _register(accounting, twins, stepper)
+        try:
+            with accounting, accounting.where.following():
+                held = _dry_step(accounting, model, twins, train, stepper, loss)
+        except RuntimeError as error:
+            if not any(phrase in str(error) for phrase in ("tensor subclasses", "FakeTensor")):
+                raise
+            raise CaptureError(f"the model needs real values: {error}; measure a real step instead") from error
+        for entry in accounting.entries_of([tensor.grad for tensor in trained]):
+            if entry.kind == "temporary":
+                entry.kind = "gradient"
+        for entry in accounting.alive():
+            if entry.kind in ("temporary", "activation"):
+                entry.kind = "output"
+        line = accounting.timeline()
+        del held
+    return Estimate(line, tuple(accounting.values.notes))
+
+
+def _register(accounting: Accounting, twins: Twins, stepper: torch.optim.Optimizer | None) -> list[torch.Tensor]:
+    """Tell the accounting what is there before the step; returns everything that can have a gradient."""
+    named = [item for module in twins.modules for item in module.named_parameters()]
+    for name, tensor in named:
+        accounting.resident(tensor, name, "parameter")
+    for module in twins.modules:
+        for name, tensor in module.named_buffers():
+            accounting.resident(tensor, name, "buffer")
+    given = list(tensors_in((twins.args, twins.kwargs)))
+    for position, tensor in enumerate(given):
+        accounting.resident(tensor, f"input {position}", "input")
+    if stepper is not None:
+        named += [(f"parameter {position}", tensor) for position, tensor in enumerate(parameters_of(stepper))]
+        for name, tensor in named:
+            accounting.resident(tensor, name, "parameter")
+            for key, state in stepper.state.get(tensor, {}).items():
+                for held in tensors_in(state):
+                    accounting.resident(held, f"{name}.{key}", "optimizer")
+    for name, tensor in (*named, *((f"input {position}", tensor) for position, tensor in enumerate(given))):
+        if tensor.is_leaf and tensor.grad is not None:
+            accounting.resident(tensor.grad, f"{name}.grad", "gradient")
+    return [*(tensor for _, tensor in named), *(tensor for tensor in given if tensor.is_leaf)]
+
+
+def _dry_step(
+    accounting: Accounting,
+    model: Callable[..., Any],
+    twins: Twins,
+    train: bool,
+    stepper: torch.optim.Optimizer | None,
+    loss: Loss | None,
+) -> Any:
+    """`run_step` on the twins; marks what each phase leaves behind. Returns what the caller of a step still holds."""
+    if not train:
+        with torch.no_grad():
+            return model(*twins.args, **twins.kwargs)
+    output = model(*twins.args, **twins.kwargs)
+    scalar = loss_of(output, loss)
+    outputs = set(map(id, accounting.entries_of(output)))
+    for entry in accounting.alive():
+        if entry.kind == "temporary":
+            entry.kind = "output" if id(entry) in outputs else "activation"
+    accounting.backward = True
+    scalar.backward()
+    accounting.backward = False
+    if stepper is not None:
+        stepper.step()
+    return output, scalar
