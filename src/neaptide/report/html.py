@@ -1,14 +1,15 @@
 """Timelines as one self-contained page: stacked areas by kind, the peak marked, who holds each step on hover.
 
-In: named timelines (before and after, say) and lines to draw across them (a budget, a measured peak). Out: HTML that loads
-nothing from anywhere. The page is `page.html` beside this file; only data is put into it, so that its script can be read
-and checked by itself. The `KEPT` largest lives are sent one by one; the rest are sums by kind, which bounds the page.
+In: named timelines (before and after, say) and lines to draw across them (a budget, a measured peak). Out: HTML that
+loads nothing from anywhere. The page is `page.html` beside this file; only data is put into it, so that its script can
+be read by itself. The `KEPT` largest lives are sent one by one; the rest are sums by kind, which bounds the page.
 """
 
 from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -43,7 +44,7 @@ def render_html(
     >>> from neaptide.timeline import Life
     >>> before = Timeline(("mm", "add"), (Life("x", "input", 10, 0, 2), Life("y", "temporary", 90, 1, 2)))
     >>> page = render_html({"before": before}, title="tiny <model>", lines={"budget": 80})
-    >>> "tiny &lt;model&gt;" in page, "http" in page
+    >>> "tiny &lt;model&gt;" in page, "https:" in page
     (True, False)
     """
     named = {"": timelines} if isinstance(timelines, Timeline) else dict(timelines)
@@ -56,11 +57,9 @@ def render_html(
     }
     summary = "; ".join(f"{name + ': ' if name else ''}peak {format_bytes(line.peak)}" for name, line in named.items())
     page = resources.files("neaptide.report").joinpath("page.html").read_text(encoding="utf-8")
-    return (
-        page.replace("{{title}}", html.escape(title))
-        .replace("{{summary}}", html.escape(summary))
-        .replace("{{data}}", _embed(data))
-    )
+    values = {"title": html.escape(title), "summary": html.escape(summary), "data": _embed(data)}
+    # In one pass, so that a name that looks like a place to fill in stays a name.
+    return re.sub(r"{{(\w+)}}", lambda place: values[place[1]], page)
 
 
 def write_html(

@@ -1,8 +1,8 @@
 """A timeline as the pickle that PyTorch's memory_viz opens (https://pytorch.org/memory_viz, or offline
 `python -m torch.cuda._memory_viz trace_plot FILE.pickle -o OUT.html`).
 
-In: a `Timeline`. Out: one trace of `alloc` and `free_completed` events, as a caching allocator would have recorded it; the
-events of segments are there because the viewer's history of the allocator places each block in one.
+In: a `Timeline`. Out: one trace of `alloc` and `free_completed` events, as a caching allocator would have recorded it;
+the events of segments are there because the viewer's history of the allocator places each block in one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _ALIGNMENT = 512
 def build_snapshot(timeline: Timeline, title: str = "neaptide") -> dict[str, Any]:
     """The snapshot as plain dicts and lists.
 
-    >>> line = Timeline(("a", "b"), (Life("x", "input", 512, 0, 2), Life("y", "temporary", 1024, 0, 1, "fc", "net.py:7")))
+    >>> lives = Life("x", "input", 512, 0, 2), Life("y", "temporary", 1024, 0, 1, "fc", "net.py:7")
+    >>> line = Timeline(("a", "b"), lives)
     >>> snapshot = build_snapshot(line)
     >>> events = [event for event in snapshot["device_traces"][0] if not event["action"].startswith("segment")]
     >>> [(event["action"], event["size"]) for event in events]

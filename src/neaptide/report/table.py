@@ -103,4 +103,6 @@ def _holders(timeline: Timeline, top: int) -> Table:
 
 def _row(life: Life) -> tuple[str | Text, ...]:
     # Text, not str: a name such as "x[0]" would be read as markup.
-    return format_bytes(life.bytes), life.kind, Text(life.name), Text(life.path), Text(life.source)
+    # The end of a path says the most in the least width; the page and the snapshot have all of it.
+    source = "/".join(life.source.split("/")[-2:])
+    return format_bytes(life.bytes), life.kind, Text(life.name), Text(life.path), Text(source)

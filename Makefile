@@ -1,0 +1,43 @@
+# Each target sets its own environment up: on a fresh machine `make demo` or `make test` is all there is to type.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench clean
+
+help:
+	@echo "make demo    predict and measure a training step of GPT-2, and draw it"
+	@echo "make test    run the tests"
+	@echo "make lint    check style and types"
+	@echo "make bench   run every benchmark"
+
+setup: $(STAMP)
+
+# Keyed on what is installed, so that it is done once and again when that changes.
+$(STAMP): pyproject.toml constraints.txt
+	@echo "Setting up $(VENV) with $$($(PYTHON) --version); the first time this takes a few minutes."
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Neaptide needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt -e '.[dev,html,exact]'
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/python -m neaptide estimate examples/gpt2.py:gpt2
+	$(BIN)/python -m neaptide measure examples/gpt2.py:gpt2 --html demo.html
+
+# Peaks are measured in some tests: freed tensors must go back to the kernel.
+test: $(STAMP)
+	MALLOC_MMAP_THRESHOLD_=65536 $(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+bench: $(STAMP)
+	@for file in benchmarks/*.py; do [ -e "$$file" ] || continue; echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+
+clean:
+	rm -rf $(VENV) demo.html demo.pickle
