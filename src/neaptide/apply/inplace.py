@@ -1,0 +1,127 @@
+"""Puts in-place back: an op whose first input dies with it writes its result over that input.
+
+In: a program. Out: the same program, with less memory. AOTAutograd makes every in-place write functional; this finds
+where writing in place is safe again, also where the user's code did not ask for it. A graph input that the graph itself
+overwrites at its end (a cache) is written directly, and the copy at the end is skipped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from neaptide.graph import Graph, spec_of
+from neaptide.ops import can_write_onto_first
+from neaptide.program import Drop, Memory, Program, Rerun, Run, Skip, Step, check, with_drops
+
+COPY = torch.ops.aten.copy_.default
+
+
+def write_in_place(program: Program) -> Program:
+    """The program with every safe in-place write put in."""
+    graph = program.graph
+    state = _State(graph, _last_reads(program), _overwritten_inputs(graph), Memory(graph), Memory(graph))
+    steps: list[Step] = []
+    for position, step in enumerate(program.steps):
+        chosen = step
+        if isinstance(step, (Run, Rerun)):
+            onto = state.target(step.op, position)
+            if onto is not None:
+                chosen = type(step)(step.op, onto)
+            elif state.is_done(step.op):
+                chosen = Skip(step.op)
+        state.plain.follow(step)
+        fresh, _ = state.merged.follow(chosen)
+        if isinstance(chosen, (Run, Rerun)):
+            state.ours.update(fresh)
+        if not isinstance(chosen, Drop):
+            steps.append(chosen)
+    return check(Program(graph, with_drops(graph, steps)))
+
+
+@dataclass(slots=True)
+class _State:
+    """Where values live without (`plain`) and with (`merged`) the in-place writes chosen so far."""
+
+    graph: Graph
+    last: dict[int, int]
+    overwritten: frozenset[int]
+    plain: Memory
+    merged: Memory
+    ours: set[int] = field(default_factory=set)
+
+    def target(self, index: int, position: int) -> int | None:
+        """The input that op `index` may write over, if there is one."""
+        graph, op = self.graph, self.graph.ops[index]
+        first = _first(graph, index)
+        if first is None or len(op.outputs) != 1 or not can_write_onto_first(op.target):
+            return None
+        old, new = graph.values[first], graph.values[op.outputs[0]]
+        if old.storage is None or new.storage is None or new.storage == old.storage:
+            return None
+        if graph.storages[old.storage].size != graph.storages[new.storage].size or spec_of(old.fake) != spec_of(new.fake):
+            return None
+        home = self.plain.home[first]
+        alone = all(v == first or self.plain.home[v] != home for v in op.inputs)
+        memory = self.merged.home[first]
+        mine = memory in self.ours or memory in {self.merged.home.get(v) for v in self.overwritten}
+        return first if alone and mine and home is not None and self.last.get(home) == position else None
+
+    def is_done(self, index: int) -> bool:
+        """Whether op `index` copies a value onto the memory that it already lives in."""
+        op = self.graph.ops[index]
+        if op.target is not COPY or len(op.inputs) != 2:
+            return False
+        (there, value) = op.inputs if op.inputs[0] == op.writes[0] else op.inputs[::-1]
+        same = spec_of(self.graph.values[there].fake) == spec_of(self.graph.values[value].fake)
+        return same and self.merged.home[there] is not None and self.merged.home[there] == self.merged.home[value]
+
+
+def _first(graph: Graph, index: int) -> int | None:
+    """The value that is the first argument of an op."""
+    node = graph.ops[index].node
+    given = node.args[0] if node.args else None
+    if not isinstance(given, fx.Node):
+        return None
+    return next((v for v in graph.ops[index].inputs if _names(graph, v, given)), None)
+
+
+def _names(graph: Graph, value: int, node: fx.Node) -> bool:
+    """Whether `node` stands for `value`: it made it, or takes it out of a result of several parts."""
+    owner = graph.values[value]
+    if owner.part is None:
+        return owner.node is node
+    return node.op == "call_function" and node.args[:1] == (owner.node,) and node.args[1] == owner.part
+
+
+def _last_reads(program: Program) -> dict[int, int]:
+    """For each instance, the position of the last step that reads any of its values; what is handed out: past the end."""
+    graph, memory = program.graph, Memory(program.graph)
+    handed = {v for v in (*graph.outputs, *graph.gradients) if v is not None}
+    last: dict[int, int] = {}
+    for position, step in enumerate(program.steps):
+        if isinstance(step, (Run, Rerun)):
+            op = graph.ops[step.op]
+            overwrites = op.writes[0] if op.target is COPY else None
+            read = {memory.home[v] for v in op.inputs if v != overwrites}
+            last.update((home, position) for home in read if home is not None)
+        memory.follow(step)
+    for value in handed:
+        home = memory.home[value]
+        if home is not None:
+            last[home] = len(program.steps)
+    return last
+
+
+def _overwritten_inputs(graph: Graph) -> frozenset[int]:
+    """The inputs that an inference graph overwrites whole, with a `copy_` at its end.
+
+    Not in training: a forward that fails must leave its inputs as they were, so that it can be tried again.
+    """
+    if graph.trains:
+        return frozenset()
+    copied = {op.writes[0] for op in graph.ops if op.target is COPY}
+    storages = [graph.values[v].storage for v in graph.inputs]
+    return frozenset(v for v in graph.inputs if v in copied and storages.count(graph.values[v].storage) == 1)

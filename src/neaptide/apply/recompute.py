@@ -1,0 +1,86 @@
+"""Recompute = `Drop` + `Rerun`: which values cross the turn from forward to backward, and how the others come back.
+
+In: a graph and the values to keep. Out: a program. What the backward needs and was not kept is run again just before
+its first use, from what was kept, as late as possible; a random op is run again from its marked generator state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from neaptide.graph import Graph
+from neaptide.program import Copy, Mark, Program, Rerun, Run, Step, Turn, check, with_drops
+
+
+def straight(graph: Graph) -> Program:
+    """An inference graph as it was traced."""
+    steps: list[Step] = [Run(index) for index in _needed(graph, (), range(len(graph.ops)))]
+    return check(Program(graph, with_drops(graph, steps)))
+
+
+def recompute(graph: Graph, keep: Collection[int], changing: Collection[int] = ()) -> Program:
+    """A training program in which the backward has of the forward only the values `keep` (and what cannot be redone).
+
+    Inputs in `changing` may be overwritten before the backward runs: where it needs one, a copy is kept.
+    """
+    backward = [i for i, op in enumerate(graph.ops) if op.phase == "backward"]
+    after, taken = _backward(graph, backward, frozenset(keep))
+    copies = [v for v in graph.inputs if v in taken and v in set(changing)]
+    again = {step.op for step in after if isinstance(step, Rerun) and graph.ops[step.op].random}
+    forward = [i for i, op in enumerate(graph.ops) if op.phase == "forward"]
+    before: list[Step] = [Copy(v) for v in copies]
+    for index in _needed(graph, taken, forward):
+        if index in again:
+            before.append(Mark(index))
+        before.append(Run(index))
+    return check(Program(graph, with_drops(graph, [*before, Turn(), *after])))
+
+
+def _backward(graph: Graph, ops: list[int], keep: frozenset[int]) -> tuple[list[Step], set[int]]:
+    """The steps of the backward, with what must come back run again before its first use; and the values taken over."""
+    given = {*graph.tangents, *graph.constants}
+    outputs = {v for v in graph.outputs if v is not None}
+    there = set(given)
+    taken: set[int] = set()
+    steps: list[Step] = []
+
+    def fetch(value: int) -> None:
+        todo = [value]
+        while todo:
+            wanted = todo[-1]
+            maker = graph.maker[wanted]
+            if wanted in there:
+                todo.pop()
+            elif maker is None or wanted in keep or wanted in outputs or graph.ops[maker].once:
+                taken.add(wanted)
+                there.add(todo.pop())
+            else:
+                missing = [v for v in graph.ops[maker].inputs if v not in there]
+                if missing:
+                    todo.extend(missing)
+                    continue
+                steps.append(Rerun(maker))
+                there.update(graph.ops[maker].outputs)
+                todo.pop()
+
+    for index in ops:
+        for value in graph.ops[index].inputs:
+            fetch(value)
+        steps.append(Run(index))
+        there.update(graph.ops[index].outputs)
+    for value in graph.gradients:
+        if value is not None:
+            fetch(value)
+    return steps, taken
+
+
+def _needed(graph: Graph, taken: Collection[int], ops: Collection[int]) -> list[int]:
+    """The ops of `ops` that the outputs or `taken` depend on, and those with an effect of their own, in order."""
+    wanted = {v for v in graph.outputs if v is not None} | set(taken)
+    found: list[int] = []
+    for index in sorted(ops, reverse=True):
+        op = graph.ops[index]
+        if op.once or op.random or any(v in wanted for v in op.outputs):
+            wanted.update(op.inputs)
+            found.append(index)
+    return found[::-1]

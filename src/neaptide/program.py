@@ -1,0 +1,307 @@
+"""What will be done, in order: one linear list of small frozen steps over a graph, and the rules that make it legal.
+
+In: a graph and the steps that an `apply` made. Out: a checked `Program`. A training step is one program with a `Turn` in
+it: before it the forward, after it the backward; what is alive across the turn is what the forward saves. Memory follows
+*instances*: an op that makes fresh memory starts one, views join the instance of what they view, and an instance dies
+when its last value is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+from neaptide.errors import NeaptideError
+from neaptide.graph import Graph, Op
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run an op; with `onto`, in place over that input, whose memory its result takes over."""
+
+    op: int
+    onto: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """Run an op again to have its result back; a random op draws the numbers it drew the first time."""
+
+    op: int
+    onto: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Let go of a value; its memory is free once no other value shares it."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Note the generator's state before a random op that will run again."""
+
+    op: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Keep a private copy of an input that may have changed when the backward needs it."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """An op with nothing left to do: its result was written where it belongs already."""
+
+    op: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The forward hands out its outputs; the backward begins, with its tangents."""
+
+
+Step: TypeAlias = Run | Rerun | Drop | Mark | Copy | Skip | Turn
+
+
+class ProgramError(NeaptideError):
+    """A program breaks a rule. Always a defect in Neaptide: please report it with the message."""
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Steps over a graph, from its inputs to its outputs (and, after a `Turn`, to its gradients)."""
+
+    graph: Graph
+    steps: tuple[Step, ...]
+
+    @cached_property
+    def turn(self) -> int:
+        """The position of the `Turn`; the number of steps where there is none."""
+        return next((i for i, step in enumerate(self.steps) if isinstance(step, Turn)), len(self.steps))
+
+    @cached_property
+    def saved(self) -> tuple[int, ...]:
+        """The values that the backward takes over from the forward, inputs included, in order of first use."""
+        made = set(self.graph.tangents) | set(self.graph.constants)
+        taken: dict[int, None] = {}
+        for step in self.steps[self.turn :]:
+            if isinstance(step, (Run, Rerun, Skip)):
+                op = self.graph.ops[step.op]
+                taken.update(dict.fromkeys(v for v in op.inputs if v not in made))
+                made.update(op.outputs)
+        taken.update(dict.fromkeys(v for v in self.graph.gradients if v is not None and v not in made))
+        return tuple(taken)
+
+    @cached_property
+    def marks(self) -> tuple[int, ...]:
+        """The random ops whose generator state the forward notes."""
+        return tuple(step.op for step in self.steps if isinstance(step, Mark))
+
+    @cached_property
+    def copies(self) -> frozenset[int]:
+        """The inputs that the backward reads from a private copy."""
+        return frozenset(step.value for step in self.steps if isinstance(step, Copy))
+
+    def __str__(self) -> str:
+        return "\n".join(self.describe(step) for step in self.steps)
+
+    def describe(self, step: Step) -> str:
+        """One step in words."""
+        ops, values = self.graph.ops, self.graph.values
+        match step:
+            case Run(op, onto) | Rerun(op, onto):
+                again = "again " if isinstance(step, Rerun) else ""
+                over = "" if onto is None else f" over {values[onto].name}"
+                return f"run {again}{ops[op].name}{over}  # {ops[op].label}"
+            case Drop(value):
+                return f"drop {values[value].name}"
+            case Mark(op):
+                return f"mark the generator before {ops[op].name}"
+            case Copy(value):
+                return f"copy {values[value].name}"
+            case Skip(op):
+                return f"skip {ops[op].name}"
+            case Turn():
+                return "turn to the backward"
+
+
+def with_drops(graph: Graph, steps: Sequence[Step]) -> tuple[Step, ...]:
+    """`steps` with a `Drop` right after the last use of everything that they make, and do not hand out.
+
+    A value that is made again begins a second life; the first ends at its last use before.
+    """
+    handed = {v for v in (*graph.outputs, *graph.gradients) if v is not None}
+    last: dict[int, int] = {}
+    drops: dict[int, list[int]] = {}
+    owned: set[int] = set()
+    for position, step in enumerate(steps):
+        if isinstance(step, (Run, Rerun, Skip)):
+            op = graph.ops[step.op]
+            for value in op.inputs:
+                if value in owned:
+                    last[value] = position
+            for value in op.outputs:
+                if value in last and value not in handed:
+                    drops.setdefault(last[value], []).append(value)
+                owned.add(value)
+                last[value] = position
+        elif isinstance(step, Copy):
+            last[step.value] = position
+        elif isinstance(step, Turn):
+            owned.update(graph.tangents)
+            owned.update(s.value for s in steps if isinstance(s, Copy))
+            last.update(dict.fromkeys(graph.tangents, position))
+    for value, position in last.items():
+        if value not in handed:
+            drops.setdefault(position, []).append(value)
+    placed: list[Step] = []
+    for position, step in enumerate(steps):
+        placed.append(step)
+        placed.extend(Drop(v) for v in drops.get(position, ()))
+    return tuple(placed)
+
+
+class Memory:
+    """Which instance each value lives in, as steps are followed: the one reading of aliasing that all judges share.
+
+    `follow` yields what each step does to instances: those that are born by it and those that die with it.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.home: dict[int, int | None] = {}
+        self.storage: list[int] = []
+        self.values: list[int] = []
+        self._copies: dict[int, int] = {}
+        self.lent = (*self.enter(graph.inputs), *self.enter(graph.constants))
+
+    def enter(self, values: Iterable[int]) -> tuple[int, ...]:
+        """Values from outside: those of one storage share one instance. Returns the new instances."""
+        homes: dict[int, int] = {}
+        for value in values:
+            storage = self.graph.values[value].storage
+            if storage is not None and storage not in homes:
+                homes[storage] = self._new(storage)
+            self._join(value, None if storage is None else homes[storage])
+        return tuple(homes.values())
+
+    def follow(self, step: Step) -> tuple[tuple[int, ...], int | None]:
+        """The instances that `step` brings into being, and the one that it ends."""
+        match step:
+            case Run(op, onto) | Rerun(op, onto):
+                return self._run(self.graph.ops[op], onto), None
+            case Skip(op):
+                return self._run(self.graph.ops[op], self.graph.ops[op].writes[0]), None
+            case Drop(value):
+                return (), self._leave(value)
+            case Copy(value):
+                storage = self.graph.values[value].storage
+                if storage is None:
+                    return (), None
+                self._copies[value] = self._new(storage)
+                return (self._copies[value],), None
+            case Turn():
+                for value, home in self._copies.items():
+                    self._leave(value)
+                    self._join(value, home)
+                return self.enter(self.graph.tangents), None
+            case Mark():
+                return (), None
+
+    def _run(self, op: Op, onto: int | None) -> tuple[int, ...]:
+        values = self.graph.values
+        homes = {values[v].storage: self.home[v] for v in op.inputs}
+        fresh: list[int] = []
+        for value in op.outputs:
+            storage = values[value].storage
+            if storage is None:
+                self._join(value, None)
+                continue
+            if value in self.home:  # handed out before: the second making is let go of at once
+                if storage not in homes:
+                    fresh.append(self._new(storage))
+                continue
+            home = self.home[onto] if onto is not None else homes.get(storage)
+            if home is None:
+                home = self._new(storage)
+                fresh.append(home)
+            homes[storage] = home
+            self._join(value, home)
+        return tuple(fresh)
+
+    def _leave(self, value: int) -> int | None:
+        home = self.home.pop(value)
+        if home is None:
+            return None
+        self.values[home] -= 1
+        return home if self.values[home] == 0 and home not in self.lent else None
+
+    def _new(self, storage: int) -> int:
+        self.storage.append(storage)
+        self.values.append(0)
+        return len(self.storage) - 1
+
+    def _join(self, value: int, home: int | None) -> None:
+        self.home[value] = home
+        if home is not None:
+            self.values[home] += 1
+
+
+def check(program: Program) -> Program:
+    """The program itself, if it is legal; otherwise a `ProgramError` that names the step and the rule it breaks."""
+    for step, broken in _violations(program):
+        where = program.describe(step) if step is not None else "at the end"
+        raise ProgramError(f"{program.graph.name}: {where}: {broken}")
+    return program
+
+
+def _violations(program: Program) -> Iterator[tuple[Step | None, str]]:
+    graph, memory = program.graph, Memory(program.graph)
+    names = [v.name for v in graph.values]
+    lent = {*graph.inputs, *graph.constants}
+    handed = {v for v in (*graph.outputs, *graph.gradients) if v is not None}
+    stale: set[int] = set()
+    marked: set[int] = set()
+    for step in program.steps:
+        match step:
+            case Run(index, onto) | Rerun(index, onto):
+                op = graph.ops[index]
+                yield from ((step, f"{names[v]} is not there") for v in op.inputs if v not in memory.home)
+                yield from ((step, f"{names[v]} was overwritten") for v in op.inputs if v in stale)
+                already = (v for v in op.outputs if v in memory.home and v not in handed)
+                yield from ((step, f"{names[v]} is there already") for v in already)
+                if isinstance(step, Rerun) and op.once:
+                    yield step, "must not run twice"
+                if isinstance(step, Rerun) and op.random and index not in marked:
+                    yield step, "is random, and its generator was not marked"
+                if onto is not None:
+                    if onto not in op.inputs:
+                        yield step, "can only write over its own input"
+                    stale |= {v for v, home in memory.home.items() if home == memory.home[onto]}
+                stale -= set(op.outputs)
+            case Drop(value):
+                if value not in memory.home:
+                    yield step, "is not there to drop"
+                if value in lent and value not in program.copies:
+                    yield step, "is only lent"
+                stale.discard(value)
+            case Mark(index):
+                marked.add(index)
+            case Turn():
+                out = [v for v in graph.outputs if v is not None]
+                yield from ((step, f"output {names[v]} is not there") for v in out if v not in memory.home or v in stale)
+                stale -= program.copies
+            case Copy(value):
+                if value not in memory.home or value in stale:
+                    yield step, "is not there to copy"
+            case Skip():
+                pass
+        memory.follow(step)
+    yield from ((None, f"{names[v]} is not there") for v in handed if v not in memory.home or v in stale)
+    yield from ((None, f"{names[v]} was never dropped") for v in memory.home if v not in lent | handed)

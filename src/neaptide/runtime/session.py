@@ -1,0 +1,126 @@
+"""One `compile`: its settings, its captured graphs, its ledger, and the choice of a rung for each graph and size."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from neaptide.budget import Budget, parse_budget
+from neaptide.errors import BudgetError, InputError
+from neaptide.graph import Graph
+from neaptide.memory import timeline
+from neaptide.report import format_bytes
+from neaptide.runtime.ledger import Ledger
+from neaptide.runtime.runner import Dims, Inference, Rung, Training, Unit
+
+
+@dataclass
+class Stats:
+    """What happened so far: graphs captured, calls, plans made and the seconds that took."""
+
+    captures: int = 0
+    calls: int = 0
+    plans: int = 0
+    planning_seconds: float = 0.0
+
+
+class Session:
+    """Everything that the graphs of one `compile` share."""
+
+    def __init__(
+        self,
+        budget: Budget,
+        model: nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        reserve: int = 0,
+        exact: bool = False,
+    ) -> None:
+        self.budget, self.exact = budget, exact
+        self.ledger = Ledger(model, optimizer, reserve)
+        self.stats = Stats()
+        self.units: list[Unit] = []
+        self.recent: list[Unit] = []
+
+    def next_name(self) -> str:
+        return f"graph {len(self.units)}"
+
+    def add_inference(self, graph: Graph) -> Inference:
+        unit = Inference(graph, self)
+        self._add(unit)
+        return unit
+
+    def add_training(self, graph: Graph, keeps: Mapping[str, frozenset[int]]) -> Training:
+        unit = Training(graph, self, keeps)
+        self._add(unit)
+        return unit
+
+    def _add(self, unit: Unit) -> None:
+        self.units.append(unit)
+        self.stats.captures += 1
+
+    def called(self, unit: Unit) -> None:
+        """A graph is about to run."""
+        self.stats.calls += 1
+        if unit not in self.recent:
+            self.recent.append(unit)
+
+    def choose(self, unit: Unit, dims: Dims) -> Rung:
+        """The rung for new sizes: the first that fits the budget; without one, that with the lowest peak."""
+        start = time.perf_counter()
+        peaks = {rung.number: rung.envelope.peak(dims) for rung in unit.rungs}
+        self.stats.plans += 1
+        lowest = min(unit.rungs, key=lambda rung: (peaks[rung.number], rung.reruns))
+        chosen = lowest
+        if self.budget.limit is not None:
+            base = self.base(unit, dims)
+            fitting = [r for r in unit.rungs if base + peaks[r.number] <= self.budget.limit]
+            if not fitting:
+                raise self._no(unit, lowest, dims, base + peaks[lowest.number])
+            chosen = min(fitting, key=lambda rung: rung.reruns)
+        self.stats.planning_seconds += time.perf_counter() - start
+        return chosen
+
+    def base(self, unit: Unit, dims: Dims) -> int:
+        """Bytes that are there before a graph runs: resident, saved by earlier graphs, and its own inputs."""
+        line = timeline(unit.rungs[0].program, dims)
+        given = sum(life.bytes for life in line.lives if life.kind == "input")
+        known = self.ledger.resident()
+        if not known["parameter"]:
+            given += sum(life.bytes for life in line.lives if life.kind in ("parameter", "buffer"))
+        return sum(known.values()) + self.ledger.saved + given
+
+    def _no(self, unit: Unit, rung: Rung, dims: Dims, smallest: int) -> BudgetError:
+        limit = self.budget.limit or 0
+        held = [h for h in timeline(rung.program, dims).held_by if h.kind not in ("parameter", "buffer")][:3]
+        holders = ", ".join(f"{h.path or h.name} ({h.kind}, {format_bytes(h.bytes)})" for h in held)
+        at = ", ".join(f"{s.origin}={d}" for s, d in zip(unit.graph.sizes.symbols, dims, strict=True))
+        return BudgetError(
+            f"needs {format_bytes(smallest)}, budget {format_bytes(limit)}; that is the smallest reachable peak at {at}"
+            f" (held by {holders}). Try budget={smallest} or smaller inputs.",
+            need=smallest,
+            limit=limit,
+            smallest=smallest,
+        )
+
+
+OPTIONS = ("budget", "reserve", "exact")
+
+
+def session_for(options: Mapping[str, Any]) -> Session:
+    """The session behind `torch.compile(..., backend="neaptide", options=options)`: one for each set of options."""
+    unknown = sorted(set(options) - set(OPTIONS))
+    if unknown:
+        raise InputError(f"unknown option {unknown[0]!r} for the neaptide backend; there are {', '.join(OPTIONS)}")
+    return _shared(tuple(sorted(options.items())))
+
+
+@cache
+def _shared(options: tuple[tuple[str, Any], ...]) -> Session:
+    given = dict(options)
+    return Session(parse_budget(given.get("budget")), None, None, given.get("reserve", 0), given.get("exact", False))

@@ -1,0 +1,1 @@
+"""Decides, never changes a graph: each module proposes actions of one kind."""

@@ -1,0 +1,80 @@
+"""What to keep from the forward for the backward: the starting points from which plans are made.
+
+In: a joint graph. Out: named sets of values to keep. "nothing" recomputes nothing but what the user's own
+`torch.utils.checkpoint` asks for; "min-cut" is what PyTorch's own partitioner would save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from neaptide._torch import min_cut_partition
+from neaptide.graph import Graph
+
+RECOMPUTE = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+
+
+def starting_points(
+    graph: Graph, joint: fx.GraphModule, joint_inputs: Any, forward_outputs: int, settings: Mapping[str, Any]
+) -> dict[str, frozenset[int]]:
+    """Sets of values to keep, each under the name of what is recomputed with it."""
+    points = {"nothing": keep_all(graph)}
+    partitioned = keep_min_cut(graph, joint, joint_inputs, forward_outputs, settings)
+    if partitioned is not None:
+        points["min-cut"] = partitioned
+    return points
+
+
+def keep_all(graph: Graph) -> frozenset[int]:
+    """All that the backward reads of the forward, as eager keeps it, less what the user asked to have recomputed."""
+    read = {v for op in graph.ops if op.phase == "backward" for v in op.inputs}
+    todo = [v for v in (*read, *graph.gradients) if v is not None and _is_forward(graph, v)]
+    kept: set[int] = set()
+    seen: set[int] = set()
+    while todo:
+        value = todo.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        maker = graph.maker[value]
+        if maker is not None and _asked_again(graph.ops[maker].node):
+            todo.extend(graph.ops[maker].inputs)
+        else:
+            kept.add(value)
+    return frozenset(kept)
+
+
+def _is_forward(graph: Graph, value: int) -> bool:
+    maker = graph.maker[value]
+    return value not in graph.tangents and (maker is None or graph.ops[maker].phase == "forward")
+
+
+def _asked_again(node: fx.Node) -> bool:
+    """Whether the user's own checkpointing wants this op's result recomputed."""
+    return node.meta.get("recompute") in RECOMPUTE
+
+
+def keep_min_cut(
+    graph: Graph, joint: fx.GraphModule, joint_inputs: Any, forward_outputs: int, settings: Mapping[str, Any]
+) -> frozenset[int] | None:
+    """What PyTorch's min-cut partitioner saves, asked on a copy of the graph; None where it cannot say."""
+    copied: dict[fx.Node, fx.Node] = {}
+    twin = fx.Graph()
+    for node in joint.graph.nodes:
+        copied[node] = twin.node_copy(node, lambda n: copied[n])
+    try:
+        forward, _ = min_cut_partition(
+            fx.GraphModule(joint, twin), joint_inputs, num_fwd_outputs=forward_outputs, **dict(settings)
+        )
+    except Exception:  # a seed that cannot be had costs a seed, not the capture
+        return None
+    names = {copied[node].name: value for value, node in graph.holders.items() if node in copied}
+    (outputs,) = next(n for n in forward.graph.nodes if n.op == "output").args
+    saved = [n for n in outputs[forward_outputs:] if isinstance(n, fx.Node)]
+    found = {names[n.name] for n in saved if n.name in names}
+    return frozenset(v for v in found if isinstance(graph.values[v].fake, torch.Tensor))
