@@ -162,7 +162,7 @@ def meta():
         ("raises", "raised ValueError"),
         ("one", "it must return (model, inputs) or (model, inputs, optimizer)"),
         ("no_model", "returned a str as the model; return an nn.Module first"),
-        ("no_tensor", "return a tensor, a tuple of arguments or a dict of keyword arguments"),
+        ("no_tensor", "pass a tensor, a tuple of arguments or a dict of keyword arguments"),
         ("no_optimizer", "returned a str as the optimizer"),
         ("wrong_shape", "Linear raised"),
         ("leaves", "raised SystemExit: bye"),

@@ -78,7 +78,8 @@ def _defined_in(value: Any, module: Any) -> bool:
 
 def _check(target: str, made: Any) -> Subject:
     import torch
-    from torch.utils import _pytree
+
+    from neaptide.twins import split_inputs
 
     if not isinstance(made, (tuple, list)) or len(made) not in (2, 3):
         got = f"{len(made)} values" if isinstance(made, (tuple, list)) else type(made).__name__
@@ -92,11 +93,10 @@ def _check(target: str, made: Any) -> Subject:
         raise InputError(
             f"{target} returned a {type(rest[0]).__name__} as the optimizer; return a torch.optim one or None"
         )
-    if not any(isinstance(leaf, torch.Tensor) for leaf in _pytree.tree_leaves(inputs)):
-        raise InputError(
-            f"{target} returned inputs without a tensor ({type(inputs).__name__}); "
-            "return a tensor, a tuple of arguments or a dict of keyword arguments"
-        )
+    try:
+        split_inputs(inputs)
+    except InputError as error:
+        raise InputError(f"{target}: {error}") from None
     return Subject(target, model, inputs, rest[0] if rest else None)
 
 
