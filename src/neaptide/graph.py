@@ -72,6 +72,9 @@ class Op:
     path: str = ""
     source: str = ""
 
+    def __repr__(self) -> str:
+        return f"Op({self.name}: {self.label})"
+
     @property
     def target(self) -> Any:
         return self.node.target
@@ -114,10 +117,15 @@ class Graph:
     """The inputs that a run of the graph changes, inside it or right after it."""
     holders: Mapping[int, fx.Node]
     """For each value, the node whose own result it is (for a part of a result, the node that takes it out)."""
+    fixed: Mapping[str, str]
+    """Input sizes that PyTorch took as constants, and why."""
     device: str
     nothing: int
     """The index of the size 0."""
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Graph({self.name!r}, {len(self.ops)} ops, {len(self.values)} values, {len(self.storages)} storages)"
 
     @property
     def trains(self) -> bool:
@@ -200,6 +208,7 @@ class _Builder:
             tuple(self.maker),
             self._mutated(),
             {values[0]: node for node, values in self.of_node.items() if len(values) == 1},
+            _fixed(self.module, self.described),
             self._device(inputs),
             self.nothing,
             tuple(dict.fromkeys(self.notes)),
@@ -359,6 +368,28 @@ def _symbols(module: fx.GraphModule, described: Mapping[str, Input]) -> list[Sym
             high = int(bounds.upper) if bounds is not None and bounds.upper.is_Integer else None
             found[symbol.name] = Symbol(symbol.name, origin, max(low, 0), high, int(hint))
     return list(found.values())
+
+
+def _fixed(module: fx.GraphModule, described: Mapping[str, Input]) -> dict[str, str]:
+    """The sizes of inputs (not of parameters and buffers) that are constants in the graph."""
+    found: dict[str, str] = {}
+    for node in module.graph.nodes:
+        val, about = node.meta.get("val"), described.get(node.name)
+        if node.op == "placeholder" and isinstance(val, torch.Tensor) and about is not None and about.kind == "input":
+            for dim, size in enumerate(val.shape):
+                if isinstance(size, int):
+                    found[f"{about.name}.shape[{dim}]={size}"] = _why(val, size)
+    return found
+
+
+def _why(fake: torch.Tensor, size: int) -> str:
+    """Why PyTorch made a size a constant, as far as it kept a record."""
+    env = getattr(getattr(fake, "fake_mode", None), "shape_env", None)
+    for symbol, value in getattr(env, "replacements", {}).items():
+        if value.is_Integer and int(value) == size:
+            place = getattr(env, "replacements_slocs", {}).get(symbol)
+            return f"the model's code asks for this very size ({place})" if place else "the model's code asks for this very size"
+    return "sizes 0 and 1 are always captured apart" if size in (0, 1) else "it was not free when the model was captured"
 
 
 def _input_sizes(placeholders: Sequence[fx.Node]) -> Iterator[tuple[fx.Node, torch.SymInt, str]]:

@@ -95,6 +95,9 @@ class Envelope:
     rows: np.ndarray
     saved: np.ndarray
 
+    def __repr__(self) -> str:
+        return f"Envelope({self.graph!r}, {len(self.rows)} rows of {len(self.columns)} sizes)"
+
     def peak(self, dims: Sequence[int]) -> int:
         """Bytes at the highest step at the sizes `dims`; parameters, buffers and inputs are not in it."""
         return int((self.rows @ self._bytes(dims)).max(initial=0))

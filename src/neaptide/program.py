@@ -108,6 +108,9 @@ class Program:
         """The inputs that the backward reads from a private copy."""
         return frozenset(step.value for step in self.steps if isinstance(step, Copy))
 
+    def __repr__(self) -> str:
+        return f"Program({self.graph!r}, {len(self.steps)} steps)"
+
     def __str__(self) -> str:
         return "\n".join(self.describe(step) for step in self.steps)
 

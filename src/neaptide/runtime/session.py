@@ -15,7 +15,9 @@ from neaptide.budget import Budget, parse_budget
 from neaptide.errors import BudgetError, InputError
 from neaptide.graph import Graph
 from neaptide.memory import timeline
+from neaptide.plans import Plan
 from neaptide.report import format_bytes
+from neaptide.runtime.compose import make_plan
 from neaptide.runtime.ledger import Ledger
 from neaptide.runtime.runner import Dims, Inference, Rung, Training, Unit
 
@@ -46,6 +48,7 @@ class Session:
         self.stats = Stats()
         self.units: list[Unit] = []
         self.recent: list[Unit] = []
+        self.fixed_sizes = False
 
     def next_name(self) -> str:
         return f"graph {len(self.units)}"
@@ -69,6 +72,14 @@ class Session:
         self.stats.calls += 1
         if unit not in self.recent:
             self.recent.append(unit)
+
+    def begin_step(self) -> None:
+        """The graphs called from here on are those of one step."""
+        self.recent.clear()
+
+    def plan(self) -> Plan:
+        """How the latest calls ran, and what a step of them takes."""
+        return make_plan(self)
 
     def choose(self, unit: Unit, dims: Dims) -> Rung:
         """The rung for new sizes: the first that fits the budget; without one, that with the lowest peak."""

@@ -1,0 +1,64 @@
+"""Every private name of torch's that Neaptide uses, each with why there is no public one; imported nowhere else."""
+
+# Sizes in captured graphs are sympy expressions with torch's own functions (FloorDiv, Mod, ...); this prints them as Python.
+from torch.utils._sympy.printers import PythonPrinter as PythonPrinter
+
+# A backend's graphs come through AOTAutograd; the public way (`torch._dynamo.backends.common`) lives under a private name.
+from torch._dynamo.backends.common import aot_autograd as aot_autograd
+
+# The joint graph is split by the caller; these tell forward inputs from tangents, and sizes from tensors, as torch itself does.
+from torch._functorch.partitioners import (
+    _is_primal as is_primal,
+    _is_tangent as is_tangent,
+    is_sym_node as is_sym_node,
+    # PyTorch's own choice of what to save is one of the starting points of ours.
+    min_cut_rematerialization_partition as min_cut_partition,
+)
+
+# Descriptions of the inputs and outputs that AOTAutograd puts on a graph's nodes.
+from torch._functorch._aot_autograd.descriptors import (
+    BufferAOTInput as BufferAOTInput,
+    GradAOTOutput as GradAOTOutput,
+    InputMutationAOTOutput as InputMutationAOTOutput,
+    ParamAOTInput as ParamAOTInput,
+    PlainAOTInput as PlainAOTInput,
+)
+
+# Generated code takes its arguments as one list and clears it, so that they die where they are last used.
+from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen
+
+# Nodes of a captured graph carry fake tensors; their storages tell what aliases what.
+from torch._subclasses import FakeTensor as FakeTensor, FakeTensorMode as FakeTensorMode
+
+# Marks AOTAutograd's saved slots as not donated, so that backward(retain_graph=True) works.
+from torch._guards import TracingContext as TracingContext
+
+# Dynamic shapes: two dims that happen to be equal at capture must not become one symbol; there is no public switch.
+from torch.fx.experimental import _config as shapes_config
+
+# Whether someone enabled compiled autograd, which would replace our backward.
+from torch._dynamo import compiled_autograd as compiled_autograd
+
+# Dynamo's settings during a capture (logging calls, floats as constants).
+from torch._dynamo import config as dynamo_config
+
+# The dry run: what a fake tensor cannot answer is an exception of its own, and small known values are computed beside it.
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException as DataDependentOutputException,
+    DynamicOutputShapeException as DynamicOutputShapeException,
+    UnsupportedOperatorException as UnsupportedOperatorException,
+    unset_fake_temporarily as unset_fake_temporarily,
+)
+
+# Sees every ATen op of a run; torch documents these two for subclass authors but exports them under a private name.
+from torch.utils._python_dispatch import (
+    TorchDispatchMode as TorchDispatchMode,
+    is_traceable_wrapper_subclass as is_traceable_wrapper_subclass,
+)
+
+# The number autograd gave an op in the forward tells which module an op of the backward belongs to.
+from torch._C import _current_autograd_node as current_autograd_node
+from torch._C._autograd import _get_sequence_nr as autograd_sequence
+
+# What Dynamo raises when it cannot capture; the cause may be an error of our own, which the user should see instead.
+from torch._dynamo.exc import TorchDynamoException as TorchDynamoException

@@ -1,0 +1,167 @@
+"""The handle on a model that runs under Neaptide: callable like the model, says what it does, and can let go of it.
+
+In: a model or a function, and a budget. Out: a `Handle`. The model is compiled in place: the same object, class, module
+tree and `state_dict` keys; `release` puts back the call it had before.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from neaptide._torch import TorchDynamoException
+from neaptide.budget import Budget, parse_budget
+from neaptide.capture import capture, settings
+from neaptide.errors import InputError, NeaptideError
+from neaptide.plans import Plan
+from neaptide.runtime.session import Session, Stats
+
+T = TypeVar("T")
+RECOMPILES = 64
+
+
+class Handle:
+    """A model under Neaptide.
+
+    >>> layer = nn.Linear(4, 2)
+    >>> handle = compile(layer)
+    >>> with torch.no_grad():
+    ...     layer(torch.ones(3, 4)).shape, handle(torch.ones(3, 4)).shape
+    (torch.Size([3, 2]), torch.Size([3, 2]))
+    >>> handle.stats.captures
+    1
+    >>> handle.release()
+    """
+
+    def __init__(self, target: Callable[..., Any], session: Session) -> None:
+        self._session = session
+        self._target = target
+        self._compiled = _Compiled(target, session)
+        self._before: Any = None
+        if isinstance(target, nn.Module):
+            self._before = target._compiled_call_impl
+            target._compiled_call_impl = self._compiled
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._compiled(*args, **kwargs)
+
+    @property
+    def plan(self) -> Plan:
+        """How the latest calls ran, and what a step of them takes."""
+        return self._session.plan()
+
+    @property
+    def stats(self) -> Stats:
+        """What happened so far."""
+        return self._session.stats
+
+    def step(self, closure: Callable[[], T]) -> T:
+        """Run one whole step (forward, backward, optimizer) and return what `closure` returns.
+
+        >>> layer = nn.Linear(2, 1, bias=False)
+        >>> handle = compile(layer)
+        >>> handle.step(lambda: layer(torch.ones(1, 2)).sum().backward())
+        >>> layer.weight.grad
+        tensor([[1., 1.]])
+        """
+        self._session.begin_step()
+        return closure()
+
+    def release(self) -> None:
+        """Put back the call that the model had before, and forget all that was captured. May be called twice."""
+        if isinstance(self._target, nn.Module) and self._target._compiled_call_impl is self._compiled:
+            if self._before is None:
+                self._target.__dict__.pop("_compiled_call_impl", None)
+            else:
+                self._target._compiled_call_impl = self._before
+        self._compiled.release()
+
+    def __repr__(self) -> str:
+        return f"Handle({type(self._target).__name__}, budget {self._session.budget}, {self._session.stats.captures} captures)"
+
+
+class _Compiled:
+    """The compiled call of a model or function, under Dynamo's settings for a capture."""
+
+    def __init__(self, target: Callable[..., Any], session: Session) -> None:
+        self._plain = target._call_impl if isinstance(target, nn.Module) else target
+        self._session = session
+        self._call: Callable[..., Any] | None = self._compile(dynamic=True)
+        if not isinstance(target, nn.Module):
+            functools.update_wrapper(self, target)
+
+    def _compile(self, dynamic: bool) -> Callable[..., Any]:
+        def backend(gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+            return capture(gm, inputs, self._session)
+
+        return torch.compile(
+            self._plain, backend=backend, dynamic=dynamic, recompile_limit=RECOMPILES, isolate_recompiles=True
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._call is None:
+            return self._plain(*args, **kwargs)
+        with settings():
+            try:
+                return self._call(*args, **kwargs)
+            except TorchDynamoException as error:
+                if isinstance(error.__cause__, NeaptideError):
+                    raise error.__cause__ from None
+                if self._session.fixed_sizes:
+                    raise
+                self._give_up_free_sizes(error)
+                return self._call(*args, **kwargs)
+
+    def _give_up_free_sizes(self, error: Exception) -> None:
+        """Capture once per size from now on, where PyTorch cannot capture once for all sizes."""
+        self._session.fixed_sizes = True
+        self._call = self._compile(dynamic=False)
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        warnings.warn(f"this model cannot be captured once for all sizes, so each size is captured apart: {first}", stacklevel=4)
+
+    def release(self) -> None:
+        self._call = None
+
+    def __deepcopy__(self, memo: Any) -> None:
+        """A copy of a compiled model is a plain model."""
+        return None
+
+
+def compile(
+    model: Callable[..., Any],
+    budget: Budget | str | int | float | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    reserve: str | int = 0,
+    exact: bool = False,
+) -> Handle:
+    """Let a model (in place) or a function run as planned programs inside a budget of bytes.
+
+    `optimizer` is counted with its state; `reserve` is set aside for what only the caller knows. `exact=True` forbids
+    whatever may differ from eager in the last bit.
+
+    >>> layer = nn.Linear(4, 2)
+    >>> handle = compile(layer, budget="1GiB")
+    >>> handle
+    Handle(Linear, budget 1.00 GiB, 0 captures)
+    >>> handle.release()
+    """
+    if not callable(model):
+        raise InputError(f"compile takes a torch.nn.Module or a function, not {type(model).__name__}")
+    module = model if isinstance(model, nn.Module) else None
+    if module is not None and isinstance(module._compiled_call_impl, _Compiled):
+        raise InputError("this model runs under neaptide already: call release() on its handle first")
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise InputError(f"optimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
+    reserved = (parse_budget(reserve).limit or 0) if reserve else 0
+    session = Session(parse_budget(budget, _device(module)), module, optimizer, reserved, exact)
+    return Handle(model, session)
+
+
+def _device(module: nn.Module | None) -> torch.device:
+    first = next(module.parameters(), None) if module is not None else None
+    return first.device if first is not None else torch.device("cpu")

@@ -1,0 +1,105 @@
+"""What will be done and what it will take, before it is done: frozen, printable, JSON both ways.
+
+In: a session's choices for the graphs of a step. Out: a `Plan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from neaptide.timeline import Kind, Life, Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPlan:
+    """How one captured graph runs at one size: its free sizes, what is recomputed, what it saves and takes."""
+
+    name: str
+    sizes: Mapping[str, int]
+    fixed: Mapping[str, str]
+    recompute: str
+    ops: int
+    reruns: int
+    in_place: int
+    saved: int
+    peak: int
+    """Bytes at its highest step beyond parameters, buffers and inputs."""
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        from neaptide.report import format_bytes
+
+        at = ", ".join(f"{name}={size}" for name, size in self.sizes.items()) or "fixed sizes"
+        again = f"recomputes {self.reruns} ops ({self.recompute})" if self.reruns else "recomputes nothing"
+        return (
+            f"{self.name} at {at}: {self.ops} ops, {self.in_place} in place, {again}, "
+            f"saves {format_bytes(self.saved)}, takes {format_bytes(self.peak)}"
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a step will take under a budget, and how each of its graphs will run.
+
+    >>> plan = Plan(budget=None, graphs=(), timeline=Timeline(("op",), (Life("x", "input", 8, 0, 1),)))
+    >>> plan.peak
+    8
+    >>> Plan.from_json(plan.to_json()) == plan
+    True
+    """
+
+    budget: int | None
+    graphs: tuple[GraphPlan, ...]
+    timeline: Timeline
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def peak(self) -> int:
+        """The predicted peak of the whole step, in bytes."""
+        return self.timeline.peak
+
+    @property
+    def parts(self) -> Mapping[Kind, int]:
+        """The peak by what it is made of."""
+        return self.timeline.parts
+
+    @property
+    def held_by(self) -> tuple[Life, ...]:
+        """What is alive at the peak, largest first."""
+        return self.timeline.held_by
+
+    def __str__(self) -> str:
+        from neaptide.report import format_bytes
+
+        budget = "no budget" if self.budget is None else f"budget {format_bytes(self.budget)}"
+        lines = [f"peak {format_bytes(self.peak)}, {budget}, {len(self.graphs)} graph{'s' * (len(self.graphs) != 1)}"]
+        return "\n".join([*lines, *(f"  {graph}" for graph in self.graphs)])
+
+    def explain(self) -> str:
+        """The plan in words: each graph, which of its sizes are free or fixed, and who holds the peak."""
+        from neaptide.report import format_bytes
+
+        lines = [str(self), f"the peak is at: {self.timeline.steps[self.timeline.peak_step] if self.timeline.steps else '-'}"]
+        for life in self.held_by[:10]:
+            where = " ".join(part for part in (life.path, life.source) if part)
+            lines.append(f"  {format_bytes(life.bytes):>10}  {life.kind:<10}  {life.name}  {where}")
+        for graph in self.graphs:
+            lines += [f"{graph.name}: {dim} is fixed: {why}" for dim, why in graph.fixed.items()]
+            lines += [f"{graph.name}: {note}" for note in graph.notes]
+        return "\n".join([*lines, *self.notes])
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "budget": self.budget,
+            "peak": self.peak,
+            "graphs": [asdict(graph) for graph in self.graphs],
+            "timeline": self.timeline.to_json(),
+            "notes": list(self.notes),
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Plan:
+        graphs = (GraphPlan(**{**graph, "notes": tuple(graph["notes"])}) for graph in data["graphs"])
+        return Plan(data["budget"], tuple(graphs), Timeline.from_json(data["timeline"]), tuple(data["notes"]))
