@@ -111,7 +111,7 @@ def _predict(subject: Subject, train: bool, console: Console) -> Estimate:
 
 
 def _run(subject: Subject, train: bool, console: Console) -> Measurement[Any]:
-    """Measure the second step: in the first, optimizers make their state and libraries load code, which is no tensor."""
+    """Measure the second step: in the first, optimizers make their state and libraries load their code."""
     from neaptide import dryrun, measurement
 
     name = type(subject.model).__name__
