@@ -1,5 +1,7 @@
 """Every private name of torch's that Neaptide uses, each with why there is no public one; imported nowhere else."""
 
+import sys
+
 # Sizes in captured graphs are sympy expressions with torch's own functions (FloorDiv, Mod, ...); this prints them as Python.
 from torch.utils._sympy.printers import PythonPrinter as PythonPrinter
 
@@ -23,9 +25,6 @@ from torch._functorch._aot_autograd.descriptors import (
     ParamAOTInput as ParamAOTInput,
     PlainAOTInput as PlainAOTInput,
 )
-
-# Generated code takes its arguments as one list and clears it, so that they die where they are last used.
-from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen
 
 # Nodes of a captured graph carry fake tensors; their storages tell what aliases what.
 from torch._subclasses import FakeTensor as FakeTensor, FakeTensorMode as FakeTensorMode
@@ -62,3 +61,19 @@ from torch._C._autograd import _get_sequence_nr as autograd_sequence
 
 # What Dynamo raises when it cannot capture; the cause may be an error of our own, which the user should see instead.
 from torch._dynamo.exc import TorchDynamoException as TorchDynamoException
+
+
+def autograd_context():  # noqa: ANN201
+    """The autograd context of the compiled forward that is running now, found among the callers' frames; None if it is not.
+
+    AOTAutograd has gradients of unused outputs filled with zeros; only its context can say otherwise, and it is not passed on.
+    """
+    frame = sys._getframe(1)
+    for _ in range(8):
+        frame = frame.f_back
+        if frame is None:
+            return None
+        context = frame.f_locals.get("ctx")
+        if context is not None and hasattr(context, "set_materialize_grads"):
+            return context
+    return None

@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.fx.graph import CodeGen
 
 from neaptide import generator
-from neaptide._torch import BoxedCodeGen
 from neaptide.graph import Graph
 from neaptide.ops import PART_OF, in_place_variant
-from neaptide.program import Copy, Mark, Program, Rerun, Run, Skip, Step
+from neaptide.program import Copy, Mark, Program, Rerun, Run, Same, Step
 
 Piece: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 
@@ -65,7 +65,10 @@ def emit_forward(program: Program, slots: Sequence[int], marks: Sequence[int], s
 
 
 def emit_backward(program: Program, slots: Sequence[int], marks: Sequence[int], sizes: Sequence[int]) -> Emitted:
-    """The steps after the turn: sizes, generator states, saved tensors and tangents in; gradients out."""
+    """The steps after the turn: sizes, generator states, saved tensors and tangents in; gradients out.
+
+    All of the graph's tangents come in, None where one is absent; a gradient that is not made goes out as None.
+    """
     graph = program.graph
     piece = _Piece(graph)
     piece.take(sizes)
@@ -74,7 +77,24 @@ def emit_backward(program: Program, slots: Sequence[int], marks: Sequence[int], 
     piece.take(slots)
     piece.take(graph.tangents)
     piece.steps(program.steps[program.turn :])
-    return piece.done([piece.out(v) for v in graph.gradients], "backward")
+    return piece.done([piece.out(v) for v in program.gradients], "backward")
+
+
+class _Boxed(CodeGen):
+    """Arguments come in one list, which is cleared, and those that are not used are let go of at once."""
+
+    def __init__(self, unused: frozenset[str]) -> None:
+        super().__init__()
+        self._unused = unused
+
+    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **_: Any) -> str:
+        names = [v.split(":")[0].split("=")[0].strip() for v in free_vars if v != "self"]
+        bound = ["_" if name in self._unused else name for name in names]
+        lines = ["def forward(self, args):"]
+        if bound:
+            lines.append(f"    {', '.join(bound)}, = args")
+        lines.append("    args.clear()" + ("; _ = None" if "_" in bound else ""))
+        return "\n".join(lines)
 
 
 class _Piece:
@@ -126,8 +146,8 @@ class _Piece:
                     self.states[op] = self.graph.call_function(generator.state, (self.device(op),))
                 case Copy(value):
                     self.copies[value] = self.graph.call_function(torch.ops.aten.clone.default, (self.name(value),))
-                case Skip(op):
-                    self.names[self.source.ops[op].outputs[0]] = self.name(self.source.ops[op].writes[0])
+                case Same(op, value):
+                    self.names[self.source.ops[op].outputs[0]] = self.name(value)
                 case _:
                     pass  # fx lets go of every name at its last use, which is where the drops are
 
@@ -169,7 +189,8 @@ class _Piece:
 
     def done(self, outputs: list[Any], name: str) -> Emitted:
         self.graph.output(tuple(outputs))
-        self.graph.set_codegen(BoxedCodeGen())
         self.graph.eliminate_dead_code(lambda node: node.op != "call_function" or node.target is not operator.getitem)
+        unused = frozenset(node.name for node in self.graph.nodes if node.op == "placeholder" and not node.users)
+        self.graph.set_codegen(_Boxed(unused))
         module = fx.GraphModule(self.source.module, self.graph, name)
         return Emitted(module.forward, module)

@@ -37,7 +37,7 @@ def spans(program: Program) -> tuple[tuple[str, ...], tuple[Span, ...]]:
 
     What is only lent (parameters, buffers, inputs) spans everything. Forward outputs are held by the caller to the end.
     """
-    graph, memory = program.graph, Memory(program.graph)
+    graph, memory = program.graph, Memory(program)
     labels: list[str] = []
     born: dict[int, int] = dict.fromkeys(memory.lent, 0)
     dies: dict[int, int] = {}

@@ -55,10 +55,11 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Skip:
-    """An op with nothing left to do: its result was written where it belongs already."""
+class Same:
+    """An op with nothing to do: its result is a value that is there already."""
 
     op: int
+    value: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Turn:
     """The forward hands out its outputs; the backward begins, with its tangents."""
 
 
-Step: TypeAlias = Run | Rerun | Drop | Mark | Copy | Skip | Turn
+Step: TypeAlias = Run | Rerun | Drop | Mark | Copy | Same | Turn
 
 
 class ProgramError(NeaptideError):
@@ -75,10 +76,33 @@ class ProgramError(NeaptideError):
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Steps over a graph, from its inputs to its outputs (and, after a `Turn`, to its gradients)."""
+    """Steps over a graph, from its inputs to its outputs (and, after a `Turn`, to its gradients).
+
+    Where tangents are `absent` (nothing flows back from an output), gradients that depend on them alone are not made.
+    """
 
     graph: Graph
     steps: tuple[Step, ...]
+    absent: frozenset[int] = frozenset()
+    carried: frozenset[int] = frozenset()
+    """Values that cross the turn although the backward does not need them."""
+
+    @cached_property
+    def tangents(self) -> tuple[int, ...]:
+        """The tangents that the backward is given."""
+        return tuple(v for v in self.graph.tangents if v not in self.absent)
+
+    @cached_property
+    def gradients(self) -> tuple[int | None, ...]:
+        """The graph's gradients, None where one is not made."""
+        made = {v for step in self.steps if isinstance(step, (Run, Rerun, Same)) for v in self.graph.ops[step.op].outputs}
+        there = made | set(self.tangents) | set(self.graph.inputs) | set(self.graph.constants)
+        return tuple(v if v in there else None for v in self.graph.gradients)
+
+    @cached_property
+    def handed(self) -> frozenset[int]:
+        """The values that the program hands out: outputs and gradients."""
+        return frozenset(v for v in (*self.graph.outputs, *self.gradients) if v is not None)
 
     @cached_property
     def turn(self) -> int:
@@ -91,11 +115,11 @@ class Program:
         made = set(self.graph.tangents) | set(self.graph.constants)
         taken: dict[int, None] = {}
         for step in self.steps[self.turn :]:
-            if isinstance(step, (Run, Rerun, Skip)):
+            if isinstance(step, (Run, Rerun, Same)):
                 op = self.graph.ops[step.op]
-                taken.update(dict.fromkeys(v for v in op.inputs if v not in made))
+                taken.update(dict.fromkeys(v for v in reads(self.graph, step) if v not in made))
                 made.update(op.outputs)
-        taken.update(dict.fromkeys(v for v in self.graph.gradients if v is not None and v not in made))
+        taken.update(dict.fromkeys(v for v in self.gradients if v is not None and v not in made))
         return tuple(taken)
 
     @cached_property
@@ -128,28 +152,42 @@ class Program:
                 return f"mark the generator before {ops[op].name}"
             case Copy(value):
                 return f"copy {values[value].name}"
-            case Skip(op):
-                return f"skip {ops[op].name}"
+            case Same(op, value):
+                return f"take {values[value].name} for {ops[op].name}"
             case Turn():
                 return "turn to the backward"
 
 
-def with_drops(graph: Graph, steps: Sequence[Step]) -> tuple[Step, ...]:
-    """`steps` with a `Drop` right after the last use of everything that they make, and do not hand out.
+def reads(graph: Graph, step: Step) -> tuple[int, ...]:
+    """The values that a step needs."""
+    match step:
+        case Run(op) | Rerun(op):
+            return graph.ops[op].inputs
+        case Same(_, value) | Copy(value):
+            return (value,)
+        case _:
+            return ()
 
-    A value that is made again begins a second life; the first ends at its last use before.
+
+def with_drops(
+    graph: Graph, steps: Sequence[Step], absent: frozenset[int] = frozenset(), carried: frozenset[int] = frozenset()
+) -> Program:
+    """The program of `steps`, with a `Drop` right after the last use of all that they make and do not hand out.
+
+    A value that is made again begins a second life; the first ends at its last use before. What is `carried` across the
+    turn lives until then, used or not.
     """
-    handed = {v for v in (*graph.outputs, *graph.gradients) if v is not None}
+    bare = Program(graph, tuple(steps), absent, carried)
+    handed = bare.handed
     last: dict[int, int] = {}
     drops: dict[int, list[int]] = {}
     owned: set[int] = set()
     for position, step in enumerate(steps):
-        if isinstance(step, (Run, Rerun, Skip)):
-            op = graph.ops[step.op]
-            for value in op.inputs:
+        if isinstance(step, (Run, Rerun, Same)):
+            for value in reads(graph, step):
                 if value in owned:
                     last[value] = position
-            for value in op.outputs:
+            for value in graph.ops[step.op].outputs:
                 if value in last and value not in handed:
                     drops.setdefault(last[value], []).append(value)
                 owned.add(value)
@@ -157,9 +195,9 @@ def with_drops(graph: Graph, steps: Sequence[Step]) -> tuple[Step, ...]:
         elif isinstance(step, Copy):
             last[step.value] = position
         elif isinstance(step, Turn):
-            owned.update(graph.tangents)
-            owned.update(s.value for s in steps if isinstance(s, Copy))
-            last.update(dict.fromkeys(graph.tangents, position))
+            owned.update(bare.tangents, bare.copies)
+            last.update(dict.fromkeys(bare.tangents, position))
+            last.update((v, position) for v in carried if v in last)
     for value, position in last.items():
         if value not in handed:
             drops.setdefault(position, []).append(value)
@@ -167,7 +205,7 @@ def with_drops(graph: Graph, steps: Sequence[Step]) -> tuple[Step, ...]:
     for position, step in enumerate(steps):
         placed.append(step)
         placed.extend(Drop(v) for v in drops.get(position, ()))
-    return tuple(placed)
+    return Program(graph, tuple(placed), absent, carried)
 
 
 class Memory:
@@ -176,8 +214,9 @@ class Memory:
     `follow` yields what each step does to instances: those that are born by it and those that die with it.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, program: Program) -> None:
+        graph = self.graph = program.graph
+        self.tangents = program.tangents
         self.home: dict[int, int | None] = {}
         self.storage: list[int] = []
         self.values: list[int] = []
@@ -199,8 +238,9 @@ class Memory:
         match step:
             case Run(op, onto) | Rerun(op, onto):
                 return self._run(self.graph.ops[op], onto), None
-            case Skip(op):
-                return self._run(self.graph.ops[op], self.graph.ops[op].writes[0]), None
+            case Same(op, value):
+                self._join(self.graph.ops[op].outputs[0], self.home[value])
+                return (), None
             case Drop(value):
                 return (), self._leave(value)
             case Copy(value):
@@ -213,7 +253,7 @@ class Memory:
                 for value, home in self._copies.items():
                     self._leave(value)
                     self._join(value, home)
-                return self.enter(self.graph.tangents), None
+                return self.enter(self.tangents), None
             case Mark():
                 return (), None
 
@@ -265,10 +305,10 @@ def check(program: Program) -> Program:
 
 
 def _violations(program: Program) -> Iterator[tuple[Step | None, str]]:
-    graph, memory = program.graph, Memory(program.graph)
+    graph, memory = program.graph, Memory(program)
     names = [v.name for v in graph.values]
     lent = {*graph.inputs, *graph.constants}
-    handed = {v for v in (*graph.outputs, *graph.gradients) if v is not None}
+    handed = program.handed
     stale: set[int] = set()
     marked: set[int] = set()
     for step in program.steps:
@@ -303,8 +343,9 @@ def _violations(program: Program) -> Iterator[tuple[Step | None, str]]:
             case Copy(value):
                 if value not in memory.home or value in stale:
                     yield step, "is not there to copy"
-            case Skip():
-                pass
+            case Same(_, value):
+                if value not in memory.home or value in stale:
+                    yield step, f"{names[value]} is not there"
         memory.follow(step)
     yield from ((None, f"{names[v]} is not there") for v in handed if v not in memory.home or v in stale)
     yield from ((None, f"{names[v]} was never dropped") for v in memory.home if v not in lent | handed)

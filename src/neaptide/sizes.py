@@ -89,6 +89,11 @@ class Sizes:
             self._function = _compile(self.symbols, self.expressions)
         return self._function(*dims)
 
+    def shape(self, sizes: Sequence[Any], dims: Sequence[int]) -> tuple[int, ...]:
+        """A shape of ints and expressions at the sizes `dims`."""
+        values = dict(zip((self._symbols[s.name] for s in self.symbols), dims, strict=True))
+        return tuple(int(self.canonical(size).xreplace(values)) for size in sizes)
+
     @property
     def hints(self) -> tuple[int, ...]:
         """The sizes at which the graph was captured."""

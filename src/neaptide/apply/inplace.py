@@ -14,7 +14,7 @@ from torch import fx
 
 from neaptide.graph import Graph, spec_of
 from neaptide.ops import can_write_onto_first
-from neaptide.program import Drop, Memory, Program, Rerun, Run, Skip, Step, check, with_drops
+from neaptide.program import Drop, Memory, Program, Rerun, Run, Same, Step, Turn, check, with_drops
 
 COPY = torch.ops.aten.copy_.default
 
@@ -22,7 +22,7 @@ COPY = torch.ops.aten.copy_.default
 def write_in_place(program: Program) -> Program:
     """The program with every safe in-place write put in."""
     graph = program.graph
-    state = _State(graph, _last_reads(program), _overwritten_inputs(graph), Memory(graph), Memory(graph))
+    state = _State(graph, _last_reads(program), _overwritten_inputs(graph), Memory(program), Memory(program))
     steps: list[Step] = []
     for position, step in enumerate(program.steps):
         chosen = step
@@ -31,14 +31,16 @@ def write_in_place(program: Program) -> Program:
             if onto is not None:
                 chosen = type(step)(step.op, onto)
             elif state.is_done(step.op):
-                chosen = Skip(step.op)
+                chosen = Same(step.op, graph.ops[step.op].writes[0])
         state.plain.follow(step)
         fresh, _ = state.merged.follow(chosen)
         if isinstance(chosen, (Run, Rerun)):
             state.ours.update(fresh)
+        elif isinstance(chosen, Turn):  # what the forward saved may be read by a second backward
+            state.ours.clear()
         if not isinstance(chosen, Drop):
             steps.append(chosen)
-    return check(Program(graph, with_drops(graph, steps)))
+    return check(with_drops(graph, steps, program.absent, program.carried))
 
 
 @dataclass(slots=True)
@@ -98,8 +100,7 @@ def _names(graph: Graph, value: int, node: fx.Node) -> bool:
 
 def _last_reads(program: Program) -> dict[int, int]:
     """For each instance, the position of the last step that reads any of its values; what is handed out: past the end."""
-    graph, memory = program.graph, Memory(program.graph)
-    handed = {v for v in (*graph.outputs, *graph.gradients) if v is not None}
+    graph, memory = program.graph, Memory(program)
     last: dict[int, int] = {}
     for position, step in enumerate(program.steps):
         if isinstance(step, (Run, Rerun)):
@@ -107,8 +108,10 @@ def _last_reads(program: Program) -> dict[int, int]:
             overwrites = op.writes[0] if op.target is COPY else None
             read = {memory.home[v] for v in op.inputs if v != overwrites}
             last.update((home, position) for home in read if home is not None)
+        elif isinstance(step, Same) and (home := memory.home[step.value]) is not None:
+            last[home] = position
         memory.follow(step)
-    for value in handed:
+    for value in program.handed:
         home = memory.home[value]
         if home is not None:
             last[home] = len(program.steps)

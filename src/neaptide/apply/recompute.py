@@ -15,7 +15,7 @@ from neaptide.program import Copy, Mark, Program, Rerun, Run, Step, Turn, check,
 def straight(graph: Graph) -> Program:
     """An inference graph as it was traced."""
     steps: list[Step] = [Run(index) for index in _needed(graph, (), range(len(graph.ops)))]
-    return check(Program(graph, with_drops(graph, steps)))
+    return check(with_drops(graph, steps))
 
 
 def recompute(graph: Graph, keep: Collection[int], changing: Collection[int] = ()) -> Program:
@@ -33,7 +33,7 @@ def recompute(graph: Graph, keep: Collection[int], changing: Collection[int] = (
         if index in again:
             before.append(Mark(index))
         before.append(Run(index))
-    return check(Program(graph, with_drops(graph, [*before, Turn(), *after])))
+    return check(with_drops(graph, [*before, Turn(), *after]))
 
 
 def _backward(graph: Graph, ops: list[int], keep: frozenset[int]) -> tuple[list[Step], set[int]]:

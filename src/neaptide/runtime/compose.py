@@ -26,7 +26,7 @@ def make_plan(session: Session) -> Plan:
 
 
 def _graph_plan(unit: Unit, rung: Rung, dims: Dims) -> GraphPlan:
-    graph, steps = unit.graph, rung.program.steps
+    graph, steps = unit.graph, rung.usual.steps
     return GraphPlan(
         graph.name,
         {s.origin: d for s, d in zip(graph.sizes.symbols, dims, strict=True)},
@@ -43,8 +43,8 @@ def _graph_plan(unit: Unit, rung: Rung, dims: Dims) -> GraphPlan:
 
 def _step(session: Session, units: list[Unit]) -> Timeline:
     """One timeline: every forward in order, then every backward in reverse."""
-    followed = [(unit, *spans(unit.chosen[unit.last].program)) for unit in units]
-    turns = [_turn(unit.chosen[unit.last].program) for unit in units]
+    followed = [(unit, *spans(unit.chosen[unit.last].usual)) for unit in units]
+    turns = [_turn(unit.chosen[unit.last].usual) for unit in units]
     forward = [0]
     for turn in turns:
         forward.append(forward[-1] + turn)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from neaptide.apply import recompute, straight, write_in_place
-from neaptide.capture import refuse_compiled_autograd
+from neaptide._torch import autograd_context
+from neaptide.apply import recompute, straight, without, write_in_place
 from neaptide.emit import Emitted, emit_backward, emit_forward, emit_inference
-from neaptide.graph import Graph
+from neaptide.graph import Graph, spec_of
 from neaptide.memory import Envelope, envelope
 from neaptide.program import Program, Rerun
 
@@ -27,47 +27,46 @@ if TYPE_CHECKING:
 Dims = tuple[int, ...]
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Rung:
-    """One way to run a graph: what it recomputes, its program, the peak that follows at every size."""
+    """One way to run a graph: what it recomputes, its program, and the peak that follows at every size."""
 
     number: int
     name: str
     program: Program
+    usual: Program
+    """The program with the tangents that are usually absent left out: what a step is expected to take."""
 
     @cached_property
     def envelope(self) -> Envelope:
-        return envelope(self.program)
+        return envelope(self.usual)
 
     @cached_property
     def reruns(self) -> int:
-        return sum(isinstance(step, Rerun) for step in self.program.steps)
+        return sum(isinstance(step, Rerun) for step in self.usual.steps)
 
 
 class Unit:
-    """What inference and training graphs share: reading the sizes off the arguments, and the plan for them."""
+    """What inference and training graphs share: reading the sizes off the arguments, and the rung for them."""
 
     def __init__(self, graph: Graph, session: Session) -> None:
         self.graph, self.session = graph, session
+        self.rungs: tuple[Rung, ...] = ()
         self.chosen: dict[Dims, Rung] = {}
+        self.kept: dict[Dims, int] = {}
         self.last: Dims = ()
         self._where = _places(graph)
 
-    def dims(self, args: Sequence[Any]) -> Dims:
-        """The sizes of a call, in the order of the graph's symbols."""
-        return tuple([args[i] if d is None else args[i].shape[d] for i, d in self._where])
-
     def rung(self, args: Sequence[Any]) -> Rung:
         """The rung for a call: a look-up where the sizes were seen before."""
-        dims = self.last = self.dims(args)
+        dims = self.last = tuple([args[i] if d is None else args[i].shape[d] for i, d in self._where])
         found = self.chosen.get(dims)
         if found is None:
-            found = self.chosen[dims] = self.session.choose(self, dims)
+            found = self.session.choose(self, dims)
+            self.kept[dims] = found.envelope.kept(dims)
+            self.chosen[dims] = found
+        self.session.called(self)
         return found
-
-    @property
-    def rungs(self) -> Sequence[Rung]:
-        raise NotImplementedError
 
 
 class Inference(Unit):
@@ -75,104 +74,117 @@ class Inference(Unit):
 
     def __init__(self, graph: Graph, session: Session) -> None:
         super().__init__(graph, session)
-        self._rungs = (Rung(0, "nothing", write_in_place(straight(graph))),)
+        program = write_in_place(straight(graph))
+        self.rungs = (Rung(0, "nothing", program, program),)
         self._pieces: dict[int, Emitted] = {}
-
-    @property
-    def rungs(self) -> Sequence[Rung]:
-        return self._rungs
-
-    def piece(self, rung: Rung) -> Emitted:
-        """The emitted code of a rung."""
-        found = self._pieces.get(rung.number)
-        if found is None:
-            found = self._pieces[rung.number] = emit_inference(rung.program)
-        return found
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         rung = self.rung(args)
-        self.session.called(self)
-        return self.piece(rung).run(args)
+        piece = self._pieces.get(rung.number)
+        if piece is None:
+            piece = self._pieces[rung.number] = emit_inference(rung.program)
+        return piece.run(args)
 
 
 class Training(Unit):
-    """A graph with its backward. Variants are numbered and never forgotten, since a backward may come late."""
+    """A graph with its backward. Rungs are numbered and never forgotten, since a backward may come late."""
 
     def __init__(self, graph: Graph, session: Session, keeps: Mapping[str, frozenset[int]]) -> None:
         super().__init__(graph, session)
         self._keeps = keeps
-        self._variants: list[Rung] = []
-        self._pieces: dict[int, tuple[Emitted, Emitted]] = {}
-        self._watched: frozenset[int] | None = None
-        self._rungs = self._build(graph.mutated)
-        programs = [r.program for r in self._rungs]
+        self._ever: list[Rung] = []
+        self._forwards: dict[int, Emitted] = {}
+        self._backwards: dict[tuple[int, frozenset[int]], tuple[Emitted, frozenset[int]]] = {}
+        self._absent: frozenset[int] = frozenset()
+        self._changing = graph.mutated
+        programs = [write_in_place(recompute(graph, keep, graph.mutated)) for keep in keeps.values()]
         self.slots, self.sizes, self.marks = _superset(graph, programs)
-        plain = {v for p in programs[1:] for v in p.saved} - set(programs[0].saved) - graph.mutated
-        watched = frozenset(v for v in plain if v in graph.inputs and _kind(graph, v) == "input")
-        if watched:  # an input that only recomputation reads is copied until it was seen to stay as it is
-            self._watched = watched
-            self._rungs = self._build(graph.mutated | watched)
+        self._watched = _only_recomputed(graph, programs)
+        if self._watched:
+            self._changing |= self._watched
+            programs = [write_in_place(recompute(graph, keep, self._changing)) for keep in keeps.values()]
+        self._set(programs)
 
-    @property
-    def rungs(self) -> Sequence[Rung]:
-        return self._rungs
-
-    def _build(self, changing: frozenset[int]) -> tuple[Rung, ...]:
+    def _set(self, programs: Sequence[Program]) -> None:
+        """Go on with these programs, one for each of the starting points."""
         self.chosen.clear()
         made = []
-        for name, keep in self._keeps.items():
-            program = write_in_place(recompute(self.graph, keep, changing))
-            made.append(Rung(len(self._variants), name, program))
-            self._variants.append(made[-1])
-        return tuple(made)
+        for name, program in zip(self._keeps, programs, strict=True):
+            usual = self._without(program, self._absent)
+            made.append(Rung(len(self._ever), name, program, usual))
+            self._ever.append(made[-1])
+        self.rungs = tuple(made)
 
-    def pieces(self, rung: Rung) -> tuple[Emitted, Emitted]:
-        """The emitted forward and backward of a rung."""
-        found = self._pieces.get(rung.number)
-        if found is None:
-            carried = (self.slots, self.marks, self.sizes)
-            found = (emit_forward(rung.program, *carried), emit_backward(rung.program, *carried))
-            self._pieces[rung.number] = found
-        return found
+    def _without(self, program: Program, absent: frozenset[int]) -> Program:
+        return write_in_place(without(program, absent)) if absent else program
 
     def forward(self, args: list[Any]) -> list[Any]:
         rung = self.rung(args)
-        versions = None if self._watched is None else self._versions(args)
-        self.session.called(self)
-        results = list(self.pieces(rung)[0].run(args))
-        header = torch.empty(rung.number + 1, 0)
+        versions = self._versions(args) if self._watched else None
+        context = autograd_context()
+        if context is not None:
+            context.set_materialize_grads(False)
+        piece = self._forwards.get(rung.number)
+        if piece is None:
+            piece = emit_forward(rung.program, self.slots, self.marks, self.sizes)
+            self._forwards[rung.number] = piece
+        results = list(piece.run(args))
+        header = torch.empty(rung.number + 1, 0, *self.last)
         if versions is not None:
             header.neaptide_versions = versions  # type: ignore[attr-defined]
-        self.session.ledger.save(header, rung.envelope.kept(self.last))
+        self.session.ledger.save(header, self.kept[self.last])
         results.insert(len(self.graph.outputs), header)
         return results
 
     def backward(self, args: list[Any]) -> Sequence[Any]:
-        refuse_compiled_autograd()
         header = args.pop(len(self.sizes))
-        rung = self._variants[header.shape[0] - 1]
-        if self._watched is not None:
+        number, _, *dims = header.shape
+        rung = self._ever[number - 1]
+        if self._watched:
             self._settle(getattr(header, "neaptide_versions", None))
-        return self.pieces(rung)[1].run(args)
+        del header  # the ledger strikes off what this call saved when the last reference to it goes
+        first = len(args) - len(self.graph.tangents)
+        absent = frozenset(v for v, t in zip(self.graph.tangents, args[first:], strict=True) if t is None)
+        piece, skipped = self._backward_piece(rung, absent)
+        for position, value in enumerate(self.graph.tangents, first):
+            if value in absent and value not in skipped:
+                args[position] = self._zeros(value, dims)
+        results = piece.run(args)
+        if absent:
+            expected = zip(results, self.graph.gradients, strict=True)
+            results = [self._zeros(v, dims) if r is None and v is not None else r for r, v in expected]
+            if absent != self._absent:
+                self._absent = absent
+                self._set([r.program for r in self.rungs])
+        return results
+
+    def _backward_piece(self, rung: Rung, absent: frozenset[int]) -> tuple[Emitted, frozenset[int]]:
+        found = self._backwards.get((rung.number, absent))
+        if found is None:
+            program = self._without(rung.program, absent)
+            found = (emit_backward(program, self.slots, self.marks, self.sizes), program.absent)
+            self._backwards[rung.number, absent] = found
+        return found
+
+    def _zeros(self, value: int, dims: Sequence[int]) -> torch.Tensor:
+        """Zeros in the shape of a value, for a tangent or gradient that has to be there."""
+        fake = self.graph.values[value].fake
+        shape = self.graph.sizes.shape(spec_of(fake).shape, dims)
+        return torch.zeros(shape, dtype=fake.dtype, device=fake.device)
 
     def _versions(self, args: Sequence[Any]) -> list[tuple[int, weakref.ref[torch.Tensor], int]]:
-        assert self._watched is not None
-        inputs = {v: args[i] for i, v in enumerate(self.graph.inputs)}
-        return [(v, weakref.ref(inputs[v]), inputs[v]._version) for v in self._watched]
+        given = ((v, args[i]) for i, v in enumerate(self.graph.inputs) if v in self._watched)
+        return [(v, weakref.ref(tensor), tensor._version) for v, tensor in given]
 
     def _settle(self, versions: list[tuple[int, weakref.ref[torch.Tensor], int]] | None) -> None:
-        """After the first backward: copy on only those inputs that were seen to change between forward and backward."""
+        """After the first backward: go on copying only those inputs that were seen to change since the forward."""
         if versions is None:
             return
-        held = [(v, ref(), version) for v, ref, version in versions]
-        changed = {v for v, tensor, version in held if tensor is not None and tensor._version != version}
-        self._watched = None
-        self._rungs = self._build(self.graph.mutated | changed)
-
-
-def _kind(graph: Graph, value: int) -> str:
-    storage = graph.values[value].storage
-    return "size" if storage is None else graph.storages[storage].kind
+        seen = ((v, reference(), version) for v, reference, version in versions)
+        changed = {v for v, tensor, version in seen if tensor is not None and tensor._version != version}
+        self._watched = frozenset()
+        self._changing = self.graph.mutated | changed
+        self._set([write_in_place(recompute(self.graph, keep, self._changing)) for keep in self._keeps.values()])
 
 
 def _places(graph: Graph) -> list[tuple[int, int | None]]:
@@ -189,12 +201,23 @@ def _places(graph: Graph) -> list[tuple[int, int | None]]:
 
 
 def _superset(graph: Graph, programs: Sequence[Program]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """The tensors, the sizes and the random ops that any of the programs carries across the turn."""
+    """The tensors, the sizes and the random ops that any of the programs carries across the turn.
+
+    Tensors that autograd is not to check for changes stand last, as AOTAutograd wants them.
+    """
     saved = dict.fromkeys(v for p in programs for v in p.saved)
     tensors = [v for v in saved if isinstance(graph.values[v].fake, torch.Tensor)]
-    unchecked = [bool(graph.holders[v].meta.get("saved_tensor_with_no_vc_check")) for v in tensors]
-    slots = [v for v, free in zip(tensors, unchecked, strict=True) if not free]
-    slots += [v for v, free in zip(tensors, unchecked, strict=True) if free]
+    tensors.sort(key=lambda v: bool(graph.holders[v].meta.get("saved_tensor_with_no_vc_check")))
     sizes = [v for v in saved if graph.values[v].storage is None]
     marks = dict.fromkeys(m for p in programs for m in p.marks)
-    return tuple(slots), tuple(sizes), tuple(marks)
+    return tuple(tensors), tuple(sizes), tuple(marks)
+
+
+def _only_recomputed(graph: Graph, programs: Sequence[Program]) -> frozenset[int]:
+    """The inputs that a backward reads only in order to recompute: eager does not save them, so a user may change them.
+
+    They are copied until one whole step has shown that they stay as they are. Parameters are taken to stay.
+    """
+    extra = {v for p in programs[1:] for v in p.saved} - set(programs[0].saved) - graph.mutated
+    storages = {v: graph.values[v].storage for v in extra if v in graph.inputs}
+    return frozenset(v for v, s in storages.items() if s is not None and graph.storages[s].kind == "input")

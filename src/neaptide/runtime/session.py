@@ -99,7 +99,7 @@ class Session:
 
     def base(self, unit: Unit, dims: Dims) -> int:
         """Bytes that are there before a graph runs: resident, saved by earlier graphs, and its own inputs."""
-        line = timeline(unit.rungs[0].program, dims)
+        line = timeline(unit.rungs[0].usual, dims)
         given = sum(life.bytes for life in line.lives if life.kind == "input")
         known = self.ledger.resident()
         if not known["parameter"]:
@@ -108,7 +108,7 @@ class Session:
 
     def _no(self, unit: Unit, rung: Rung, dims: Dims, smallest: int) -> BudgetError:
         limit = self.budget.limit or 0
-        held = [h for h in timeline(rung.program, dims).held_by if h.kind not in ("parameter", "buffer")][:3]
+        held = [h for h in timeline(rung.usual, dims).held_by if h.kind not in ("parameter", "buffer")][:3]
         holders = ", ".join(f"{h.path or h.name} ({h.kind}, {format_bytes(h.bytes)})" for h in held)
         at = ", ".join(f"{s.origin}={d}" for s, d in zip(unit.graph.sizes.symbols, dims, strict=True))
         return BudgetError(
