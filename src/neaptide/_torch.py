@@ -59,6 +59,10 @@ from torch.utils._python_dispatch import (
 from torch._C import _current_autograd_node as current_autograd_node
 from torch._C._autograd import _get_sequence_nr as autograd_sequence
 
+# Dynamo does not trace frames of torch's own modules (nn.Sequential); `torch.compile` goes round that with these two.
+from torch._dynamo.external_utils import wrap_inline as wrap_inline
+from torch._dynamo.trace_rules import check as dynamo_skips
+
 # What Dynamo raises when it cannot capture; the cause may be an error of our own, which the user should see instead.
 from torch._dynamo.exc import TorchDynamoException as TorchDynamoException
 
@@ -77,3 +81,6 @@ def autograd_context():  # noqa: ANN201
         if context is not None and hasattr(context, "set_materialize_grads"):
             return context
     return None
+
+# The floor of a symbolic quotient, in the form that torch's own sizes have.
+from torch.utils._sympy.functions import FloorDiv as FloorDiv

@@ -122,9 +122,10 @@ def describe(gm: fx.GraphModule) -> tuple[Input, ...]:
 
 def _plain(source: str) -> str:
     """Dynamo's name for an argument as the user would write it: L['kwargs']['input_ids'] is input_ids."""
-    parts = re.findall(r"\['?([^\]']+)'?\]|\.(\w+)", source)
+    tensor, _, dim = re.sub(r"\.size\(\)\[(\d+)\]$", r" \1", source).partition(" ")
+    parts = re.findall(r"\['?([^\]']+)'?\]|\.(\w+)", tensor)
     names = [a or b for a, b in parts if (a or b) not in ("kwargs", "args")]
-    return ".".join(names) or source
+    return (".".join(names) or tensor) + (f".shape[{dim}]" if dim else "")
 
 
 def refuse_compiled_autograd() -> None:

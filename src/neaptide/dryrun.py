@@ -146,7 +146,7 @@ def estimate(
     with fake_twins(model, inputs) as twins, twins.mode:
         stepper = twin_optimizer(optimizer, twins.twin) if train and optimizer is not None else None
         accounting = Accounting(twins.modules)
-        trained = _register(accounting, twins, stepper)
+        trained = register(accounting, twins, stepper)
         try:
             with accounting, accounting.where.following():
                 held = _dry_step(accounting, model, twins, train, stepper, loss)
@@ -165,7 +165,7 @@ def estimate(
     return Estimate(line, tuple(accounting.values.notes))
 
 
-def _register(accounting: Accounting, twins: Twins, stepper: torch.optim.Optimizer | None) -> list[torch.Tensor]:
+def register(accounting: Accounting, twins: Twins, stepper: torch.optim.Optimizer | None) -> list[torch.Tensor]:
     """Tell the accounting what is there before the step; returns everything that can have a gradient."""
     named = [item for module in twins.modules for item in module.named_parameters()]
     for name, tensor in named:

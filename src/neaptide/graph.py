@@ -360,7 +360,7 @@ def _symbols(module: fx.GraphModule, described: Mapping[str, Input]) -> list[Sym
             about = described.get(node.name)
             origin = f"{about.name if about else node.name}{place}"
             seen = found.get(symbol.name)
-            if seen is not None and ("." in seen.origin or not place):
+            if seen is not None:
                 continue
             bounds = shape_env.var_to_range.get(symbol)
             hint = shape_env.backed_var_to_val.get(symbol, 2)

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from neaptide._torch import TorchDynamoException
+from neaptide._torch import TorchDynamoException, dynamo_skips, wrap_inline
 from neaptide.budget import Budget, parse_budget
 from neaptide.capture import capture, settings
 from neaptide.errors import InputError, NeaptideError
 from neaptide.plans import Plan
 from neaptide.runtime.session import Session, Stats
+from neaptide.twins import modules_of
 
 T = TypeVar("T")
 RECOMPILES = 64
@@ -89,7 +90,7 @@ class _Compiled:
     """The compiled call of a model or function, under Dynamo's settings for a capture."""
 
     def __init__(self, target: Callable[..., Any], session: Session) -> None:
-        self._plain = target._call_impl if isinstance(target, nn.Module) else target
+        self._plain = _traceable(target) if isinstance(target, nn.Module) else target
         self._session = session
         self._call: Callable[..., Any] | None = self._compile(dynamic=True)
         if not isinstance(target, nn.Module):
@@ -132,6 +133,12 @@ class _Compiled:
         return None
 
 
+def _traceable(module: nn.Module) -> Callable[..., Any]:
+    """The module's own call, as something that Dynamo traces: frames of torch's own modules it only enters from another."""
+    call = module._call_impl
+    return wrap_inline(call) if dynamo_skips(module.forward) else call
+
+
 def compile(
     model: Callable[..., Any],
     budget: Budget | str | int | float | None = None,
@@ -152,16 +159,16 @@ def compile(
     """
     if not callable(model):
         raise InputError(f"compile takes a torch.nn.Module or a function, not {type(model).__name__}")
-    module = model if isinstance(model, nn.Module) else None
-    if module is not None and isinstance(module._compiled_call_impl, _Compiled):
+    if isinstance(model, nn.Module) and isinstance(model._compiled_call_impl, _Compiled):
         raise InputError("this model runs under neaptide already: call release() on its handle first")
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise InputError(f"optimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
     reserved = (parse_budget(reserve).limit or 0) if reserve else 0
-    session = Session(parse_budget(budget, _device(module)), module, optimizer, reserved, exact)
-    return Handle(model, session)
+    modules = modules_of(model)
+    return Handle(model, Session(parse_budget(budget, device_of(modules)), modules, optimizer, reserved, exact))
 
 
-def _device(module: nn.Module | None) -> torch.device:
-    first = next(module.parameters(), None) if module is not None else None
+def device_of(modules: Sequence[nn.Module]) -> torch.device:
+    """Where modules live: the device of their first parameter, else the CPU."""
+    first = next((p for module in modules for p in module.parameters()), None)
     return first.device if first is not None else torch.device("cpu")

@@ -30,6 +30,12 @@ class Span:
     path: str
     source: str
     lent: bool
+    storage: int | None = None
+
+
+def turn_of(program: Program) -> int:
+    """How many executed steps come before the turn."""
+    return sum(isinstance(step, (Run, Rerun)) for step in program.steps[: program.turn])
 
 
 def spans(program: Program) -> tuple[tuple[str, ...], tuple[Span, ...]]:
@@ -69,7 +75,8 @@ def spans(program: Program) -> tuple[tuple[str, ...], tuple[Span, ...]]:
         if kind == "temporary" and start < turn < stop:
             kind = "activation"
         if stop > start:
-            found.append(Span(storage.name, storage.size, kind, start, stop, storage.path, storage.source, lent))
+            about = (storage.path, storage.source, lent, memory.storage[instance])
+            found.append(Span(storage.name, storage.size, kind, start, stop, *about))
     return tuple(labels), tuple(found)
 
 
@@ -122,7 +129,7 @@ def envelope(program: Program) -> Envelope:
         change[s.born, place[s.size]] += 1
         change[s.dies, place[s.size]] -= 1
     rows = change.cumsum(axis=0)[:-1]
-    turn = sum(isinstance(s, (Run, Rerun)) for s in program.steps[: program.turn])
+    turn = turn_of(program)
     at_turn = np.zeros(len(columns), dtype=np.int64)
     for s in own:
         if s.born < turn < s.dies or (s.born < turn == s.dies == len(labels)):

@@ -1,16 +1,19 @@
 """The plan of a whole step: the graphs that it called, one after the other, on one timeline.
 
-Forwards run in order, backwards in reverse. What is resident spans everything; what one graph hands to the next is counted
-where it was made.
+In: a session's latest calls and what is resident. Out: a `Plan`. Forwards run in order, backwards in reverse. What is resident
+spans everything; what one graph hands to the next is one memory, counted where it was made.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from neaptide.memory import bytes_of, spans
+from neaptide.memory import Span, bytes_of, spans, turn_of
 from neaptide.plans import GraphPlan, Plan
-from neaptide.program import Program, Rerun, Run
+from neaptide.program import Rerun, Run
+from neaptide.runtime.ledger import Resident
 from neaptide.timeline import Life, Timeline
 
 if TYPE_CHECKING:
@@ -18,11 +21,114 @@ if TYPE_CHECKING:
     from neaptide.runtime.session import Session
 
 
-def make_plan(session: Session) -> Plan:
+def make_plan(session: Session, resident: Sequence[Resident]) -> Plan:
     """The `Plan` of the graphs that the session called last."""
-    units = [unit for unit in session.recent if unit.last in unit.chosen]
-    graphs = tuple(_graph_plan(unit, unit.chosen[unit.last], unit.last) for unit in units)
-    return Plan(session.budget.limit, graphs, _step(session, units))
+    parts: list[_Part] = []
+    for unit in session.recent:
+        rung = unit.chosen.get(unit.last) or session.choose(unit, unit.last)
+        labels, found = spans(rung.usual)
+        parts.append(_Part(unit, rung, labels, found, turn_of(rung.usual)))
+    graphs = tuple(_graph_plan(part.unit, part.rung, part.unit.last) for part in parts)
+    return Plan(session.budget.limit, graphs, _Step(parts, resident).timeline())
+
+
+@dataclass(eq=False)
+class _Part:
+    """One graph of the step, and where its forward and backward begin in the steps of all."""
+
+    unit: Unit
+    rung: Rung
+    labels: tuple[str, ...]
+    spans: tuple[Span, ...]
+    turn: int
+    forward: int = 0
+    backward: int = 0
+
+    def at(self, step: int) -> int:
+        """A step of this graph among the steps of all."""
+        return step + (self.forward if step < self.turn else self.backward - self.turn)
+
+    def after(self, step: int) -> int:
+        """The end of a life in this graph among the steps of all: right after its last step."""
+        return self.at(step - 1) + 1
+
+
+class _Step:
+    def __init__(self, parts: list[_Part], resident: Sequence[Resident]) -> None:
+        self.parts, self.resident = parts, resident
+        self.labels: list[str] = []
+        for part in parts:
+            part.forward = len(self.labels)
+            self.labels += part.labels[: part.turn]
+        for part in reversed(parts):
+            part.backward = len(self.labels)
+            self.labels += part.labels[part.turn :]
+        self.end = len(self.labels)
+        self.owned = any(r.kind == "parameter" for r in resident)
+
+    def timeline(self) -> Timeline:
+        lives = [Life(r.name, r.kind, r.bytes, 0, self.end, r.path) for r in self.resident]
+        counted: set[int] = set()
+        for part in self.parts:
+            size = bytes_of(part.unit.graph, part.unit.last)
+            for span in part.spans:
+                dies = self._dies(part, span, counted)
+                born = 0 if span.lent else part.at(span.born)
+                if size[span.size] and dies > born:
+                    lives.append(Life(span.name, span.kind, size[span.size], born, dies, span.path, span.source))
+        return Timeline(tuple(self.labels), tuple(lives))
+
+    def _dies(self, part: _Part, span: Span, counted: set[int]) -> int:
+        """Where a span ends in the whole step; 0 where it is counted elsewhere."""
+        if span.lent:
+            return self._lent(part, span, counted)
+        if span.dies < len(part.labels):
+            return part.after(span.dies)
+        if span.kind == "gradient" and self._flows_on(part, span):
+            return part.after(span.dies)
+        users = self._users(part, span) if span.kind == "output" else []
+        if not users:
+            return self.end
+        last = users[-1]
+        kept = last.unit.graph.trains and self._is_saved(part, span, last)
+        return last.after(len(last.labels)) if kept else last.forward + last.turn
+
+    def _lent(self, part: _Part, span: Span, counted: set[int]) -> int:
+        if span.kind in ("parameter", "buffer") and self.owned:
+            return 0
+        memory = _memory(part.unit.given, part, span)
+        handed = {m for other in self.parts for m in other.unit.handed.values()}
+        if memory is None:
+            return self.end
+        if memory in handed or memory in counted:
+            return 0
+        counted.add(memory)
+        return self.end
+
+    def _users(self, part: _Part, span: Span) -> list[_Part]:
+        """The later graphs that take an output of this one."""
+        memory = _memory(part.unit.handed, part, span)
+        later = self.parts[self.parts.index(part) + 1 :]
+        return [p for p in later if memory is not None and memory in p.unit.given.values()]
+
+    def _is_saved(self, part: _Part, span: Span, user: _Part) -> bool:
+        memory = _memory(part.unit.handed, part, span)
+        return any(user.unit.given.get(v) == memory for v in user.rung.usual.saved)
+
+    def _flows_on(self, part: _Part, span: Span) -> bool:
+        """Whether a gradient goes to an earlier graph, where it is counted as its tangent."""
+        graph = part.unit.graph
+        handed = {m for other in self.parts for m in other.unit.handed.values()}
+        for given, gradient in zip(graph.inputs, graph.gradients, strict=False):
+            if gradient is not None and graph.values[gradient].storage == span.storage:
+                return part.unit.given.get(given) in handed
+        return False
+
+
+def _memory(memories: dict[int, int], part: _Part, span: Span) -> int | None:
+    """The memory of a span, by the values of its storage that were seen at run time."""
+    values = part.unit.graph.values
+    return next((m for v, m in memories.items() if values[v].storage == span.storage), None)
 
 
 def _graph_plan(unit: Unit, rung: Rung, dims: Dims) -> GraphPlan:
@@ -30,7 +136,7 @@ def _graph_plan(unit: Unit, rung: Rung, dims: Dims) -> GraphPlan:
     return GraphPlan(
         graph.name,
         {s.origin: d for s, d in zip(graph.sizes.symbols, dims, strict=True)},
-        graph.fixed,
+        dict(graph.fixed),
         rung.name,
         sum(isinstance(step, Run) for step in steps),
         rung.reruns,
@@ -39,42 +145,3 @@ def _graph_plan(unit: Unit, rung: Rung, dims: Dims) -> GraphPlan:
         rung.envelope.peak(dims),
         graph.notes,
     )
-
-
-def _step(session: Session, units: list[Unit]) -> Timeline:
-    """One timeline: every forward in order, then every backward in reverse."""
-    followed = [(unit, *spans(unit.chosen[unit.last].usual)) for unit in units]
-    turns = [_turn(unit.chosen[unit.last].usual) for unit in units]
-    forward = [0]
-    for turn in turns:
-        forward.append(forward[-1] + turn)
-    backward, end = [0] * len(units), forward[-1]
-    for position in reversed(range(len(units))):
-        backward[position] = end
-        end += len(followed[position][1]) - turns[position]
-    labels = [label for (_, all_labels, _), turn in zip(followed, turns, strict=True) for label in all_labels[:turn]]
-    for (_, all_labels, _), turn in reversed(list(zip(followed, turns, strict=True))):
-        labels += all_labels[turn:]
-    lives: list[Life] = []
-    known = session.ledger.resident()
-    owned = known["parameter"] > 0
-    for position, (unit, all_labels, found) in enumerate(followed):
-        turn, size = turns[position], bytes_of(unit.graph, unit.last)
-        before, after = forward[position], backward[position] - turn
-        for span in found:
-            if span.lent and owned and span.kind in ("parameter", "buffer"):
-                continue
-            born = span.born + (before if span.born < turn else after)
-            dies = span.dies + (before if span.dies <= turn and unit.graph.trains else after)
-            if span.lent:
-                born, dies = 0, end
-            elif span.dies == len(all_labels):
-                dies = end
-            if size[span.size] and dies > born:
-                lives.append(Life(span.name, span.kind, size[span.size], born, dies, span.path, span.source))
-    lives += [Life(f"all {kind}s" if kind != "other" else "reserve", kind, n, 0, end) for kind, n in known.items() if n]
-    return Timeline(tuple(labels), tuple(lives))
-
-
-def _turn(program: Program) -> int:
-    return sum(isinstance(step, (Run, Rerun)) for step in program.steps[: program.turn])

@@ -7,31 +7,42 @@ optimizer state, each storage once), and what earlier graphs of the step have sa
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from neaptide.accounting import storages, tensors_in
 from neaptide.allocator import allocated
-from neaptide.timeline import KINDS, Kind
+from neaptide.timeline import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """Something that is there whatever graph runs."""
+
+    name: str
+    kind: Kind
+    bytes: int
+    path: str = ""
 
 
 class Ledger:
     """The books of one session.
 
-    >>> books = Ledger(nn.Linear(4, 4, bias=False))
-    >>> books.resident()["parameter"]
-    64
+    >>> layer = nn.Linear(4, 4, bias=False)
+    >>> books = Ledger([layer])
+    >>> books.resident()
+    (Resident(name='weight', kind='parameter', bytes=64, path=''),)
     """
 
     def __init__(
-        self, model: nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, reserve: int = 0
+        self, modules: Sequence[nn.Module] = (), optimizer: torch.optim.Optimizer | None = None, reserve: int = 0
     ) -> None:
-        self._model = weakref.ref(model) if model is not None else lambda: None
-        self._optimizer = weakref.ref(optimizer) if optimizer is not None else lambda: None
-        self.reserve = reserve
+        self._modules = [weakref.ref(module) for module in modules]
+        self._optimizer = weakref.ref(optimizer) if optimizer is not None else None
+        self._reserve = reserve
         self._saved: dict[int, int] = {}
         self._calls = 0
 
@@ -46,27 +57,33 @@ class Ledger:
         self._saved[self._calls] = nbytes
         weakref.finalize(header, self._saved.pop, self._calls, None).atexit = False
 
-    def resident(self) -> dict[Kind, int]:
-        """Bytes by kind that are there whatever graph runs."""
-        found: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+    def resident(self) -> tuple[Resident, ...]:
+        """Parameters, buffers, gradients and optimizer state, each storage once, and what the user set aside."""
+        found: list[Resident] = []
         seen: set[int] = set()
-        for kind, tensor in self._held():
+        for name, kind, tensor in self._held():
             for storage in storages(tensor):
                 if storage._cdata not in seen:
                     seen.add(storage._cdata)
-                    found[kind] += allocated(storage.nbytes(), storage.device.type)
-        found["other"] += self.reserve
-        return found
+                    taken = allocated(storage.nbytes(), storage.device.type)
+                    found.append(Resident(name, kind, taken, name.rpartition(".")[0]))
+        if self._reserve:
+            found.append(Resident("reserve", "other", self._reserve))
+        return tuple(found)
 
-    def _held(self) -> Iterator[tuple[Kind, torch.Tensor]]:
-        model, optimizer = self._model(), self._optimizer()
-        if model is not None:
-            yield from (("parameter", p) for p in model.parameters())
-            yield from (("buffer", b) for b in model.buffers())
-            yield from (("gradient", p.grad) for p in model.parameters() if p.grad is not None)
-        if optimizer is not None:
-            yield from (("optimizer", t) for t in _tensors(dict(optimizer.state)))
-
-
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    yield from tensors_in(tree)
+    def _held(self) -> Iterator[tuple[str, Kind, torch.Tensor]]:
+        names: dict[torch.Tensor, str] = {}
+        for module in filter(None, (reference() for reference in self._modules)):
+            for name, parameter in module.named_parameters():
+                names[parameter] = name
+                yield name, "parameter", parameter
+            for name, buffer in module.named_buffers():
+                yield name, "buffer", buffer
+        for parameter, name in names.items():
+            if parameter.grad is not None:
+                yield f"{name}.grad", "gradient", parameter.grad
+        optimizer = self._optimizer() if self._optimizer is not None else None
+        for parameter, state in optimizer.state.items() if optimizer is not None else ():
+            for key, held in state.items():
+                for tensor in tensors_in(held):
+                    yield f"{names.get(parameter, 'parameter')}.{key}", "optimizer", tensor

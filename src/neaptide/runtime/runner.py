@@ -55,6 +55,10 @@ class Unit:
         self.chosen: dict[Dims, Rung] = {}
         self.kept: dict[Dims, int] = {}
         self.last: Dims = ()
+        self.given: dict[int, int] = {}
+        """For each input of the last call at new sizes, which memory it was in."""
+        self.handed: dict[int, int] = {}
+        """The same for the outputs: what one graph hands to the next is one memory."""
         self._where = _places(graph)
 
     def rung(self, args: Sequence[Any]) -> Rung:
@@ -65,6 +69,8 @@ class Unit:
             found = self.session.choose(self, dims)
             self.kept[dims] = found.envelope.kept(dims)
             self.chosen[dims] = found
+            self.given = _memories(self.graph.inputs, args)
+            self.handed = {}
         self.session.called(self)
         return found
 
@@ -83,7 +89,10 @@ class Inference(Unit):
         piece = self._pieces.get(rung.number)
         if piece is None:
             piece = self._pieces[rung.number] = emit_inference(rung.program)
-        return piece.run(args)
+        results = piece.run(args)
+        if not self.handed:
+            self.handed = _memories(self.graph.outputs, results)
+        return results
 
 
 class Training(Unit):
@@ -95,7 +104,7 @@ class Training(Unit):
         self._ever: list[Rung] = []
         self._forwards: dict[int, Emitted] = {}
         self._backwards: dict[tuple[int, frozenset[int]], tuple[Emitted, frozenset[int]]] = {}
-        self._absent: frozenset[int] = frozenset()
+        self._absent = _guess_absent(graph)
         self._changing = graph.mutated
         programs = [write_in_place(recompute(graph, keep, graph.mutated)) for keep in keeps.values()]
         self.slots, self.sizes, self.marks = _superset(graph, programs)
@@ -129,6 +138,8 @@ class Training(Unit):
             piece = emit_forward(rung.program, self.slots, self.marks, self.sizes)
             self._forwards[rung.number] = piece
         results = list(piece.run(args))
+        if not self.handed:
+            self.handed = _memories(self.graph.outputs, results)
         header = torch.empty(rung.number + 1, 0, *self.last)
         if versions is not None:
             header.neaptide_versions = versions  # type: ignore[attr-defined]
@@ -137,6 +148,7 @@ class Training(Unit):
         return results
 
     def backward(self, args: list[Any]) -> Sequence[Any]:
+        self.session.turned()
         header = args.pop(len(self.sizes))
         number, _, *dims = header.shape
         rung = self._ever[number - 1]
@@ -150,12 +162,12 @@ class Training(Unit):
             if value in absent and value not in skipped:
                 args[position] = self._zeros(value, dims)
         results = piece.run(args)
+        if absent != self._absent:
+            self._absent = absent
+            self._set([r.program for r in self.rungs])
         if absent:
             expected = zip(results, self.graph.gradients, strict=True)
             results = [self._zeros(v, dims) if r is None and v is not None else r for r, v in expected]
-            if absent != self._absent:
-                self._absent = absent
-                self._set([r.program for r in self.rungs])
         return results
 
     def _backward_piece(self, rung: Rung, absent: frozenset[int]) -> tuple[Emitted, frozenset[int]]:
@@ -185,6 +197,18 @@ class Training(Unit):
         self._watched = frozenset()
         self._changing = self.graph.mutated | changed
         self._set([write_in_place(recompute(self.graph, keep, self._changing)) for keep in self._keeps.values()])
+
+
+def _memories(values: Sequence[int | None], tensors: Sequence[Any]) -> dict[int, int]:
+    """Which memory each value is in, as a number that is equal where the memory is the same."""
+    pairs = zip(values, tensors, strict=False)
+    return {v: t.untyped_storage()._cdata for v, t in pairs if v is not None and isinstance(t, torch.Tensor)}
+
+
+def _guess_absent(graph: Graph) -> frozenset[int]:
+    """The tangents that the first step is expected to lack: with a scalar output, a loss, all others."""
+    scalars = [v for v in graph.tangents if graph.values[v].fake.dim() == 0]
+    return frozenset(v for v in graph.tangents if v not in scalars) if scalars else frozenset()
 
 
 def _places(graph: Graph) -> list[tuple[int, int | None]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -38,17 +38,18 @@ class Session:
     def __init__(
         self,
         budget: Budget,
-        model: nn.Module | None = None,
+        modules: Sequence[nn.Module] = (),
         optimizer: torch.optim.Optimizer | None = None,
         reserve: int = 0,
         exact: bool = False,
     ) -> None:
         self.budget, self.exact = budget, exact
-        self.ledger = Ledger(model, optimizer, reserve)
+        self.ledger = Ledger(modules, optimizer, reserve)
         self.stats = Stats()
         self.units: list[Unit] = []
         self.recent: list[Unit] = []
         self.fixed_sizes = False
+        self._turned = False
 
     def next_name(self) -> str:
         return f"graph {len(self.units)}"
@@ -68,18 +69,26 @@ class Session:
         self.stats.captures += 1
 
     def called(self, unit: Unit) -> None:
-        """A graph is about to run."""
+        """A graph is about to run. A step begins anew where all that was saved has been consumed, or a graph recurs."""
         self.stats.calls += 1
+        consumed = self._turned and not self.ledger.saved
+        if consumed or (not unit.graph.trains and unit in self.recent):
+            self.begin_step()
         if unit not in self.recent:
             self.recent.append(unit)
 
+    def turned(self) -> None:
+        """A backward runs."""
+        self._turned = True
+
     def begin_step(self) -> None:
         """The graphs called from here on are those of one step."""
+        self._turned = False
         self.recent.clear()
 
     def plan(self) -> Plan:
-        """How the latest calls ran, and what a step of them takes."""
-        return make_plan(self)
+        """How the latest calls ran, and what a step of them takes, with what is resident now."""
+        return make_plan(self, self.ledger.resident())
 
     def choose(self, unit: Unit, dims: Dims) -> Rung:
         """The rung for new sizes: the first that fits the budget; without one, that with the lowest peak."""
@@ -101,10 +110,10 @@ class Session:
         """Bytes that are there before a graph runs: resident, saved by earlier graphs, and its own inputs."""
         line = timeline(unit.rungs[0].usual, dims)
         given = sum(life.bytes for life in line.lives if life.kind == "input")
-        known = self.ledger.resident()
-        if not known["parameter"]:
+        resident = self.ledger.resident()
+        if not any(r.kind == "parameter" for r in resident):
             given += sum(life.bytes for life in line.lives if life.kind in ("parameter", "buffer"))
-        return sum(known.values()) + self.ledger.saved + given
+        return sum(r.bytes for r in resident) + self.ledger.saved + given
 
     def _no(self, unit: Unit, rung: Rung, dims: Dims, smallest: int) -> BudgetError:
         limit = self.budget.limit or 0
@@ -134,4 +143,4 @@ def session_for(options: Mapping[str, Any]) -> Session:
 @cache
 def _shared(options: tuple[tuple[str, Any], ...]) -> Session:
     given = dict(options)
-    return Session(parse_budget(given.get("budget")), None, None, given.get("reserve", 0), given.get("exact", False))
+    return Session(parse_budget(given.get("budget")), (), None, given.get("reserve", 0), given.get("exact", False))
