@@ -31,19 +31,23 @@ def predict_and_measure_eager(name: str, size: int, train: bool) -> tuple[int, i
     """The dry run's peak of plain eager PyTorch, and what that took."""
     from neaptide.dryrun import estimate, run_step
 
-    return _compare(name, size, train, lambda model, inputs, optimizer: (estimate(model, inputs, train, optimizer).peak, run_step))
+    return _compare(
+        name, size, train, lambda model, inputs, optimizer: (estimate(model, inputs, train, optimizer).peak, run_step)
+    )
 
 
 MODES: dict[str, Callable[[str, int, bool], tuple[int, int]]] = {"estimate": predict_and_measure_eager}
 """What is compared: a mode takes a case and gives its predicted and its measured peak."""
 
 
-def _compare(name: str, size: int, train: bool, predict: Callable[..., tuple[int, Callable[..., Any]]]) -> tuple[int, int]:
+def _compare(
+    name: str, size: int, train: bool, predict: Callable[..., tuple[int, Callable[..., Any]]]
+) -> tuple[int, int]:
     """`predict` gives the predicted peak and the step to run for it."""
     import torch
+    from tests.workloads.models import make
 
     from neaptide.measurement import measure
-    from tests.workloads.models import make
 
     model, inputs = make(name, size, large=True, train=train)
     optimizer = torch.optim.AdamW(model.parameters()) if train and name in WITH_ADAMW else None
@@ -59,7 +63,13 @@ def run_case(mode: str, name: str, size: int, train: bool) -> dict[str, Any]:
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": path}
     begin = time.perf_counter()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    row: dict[str, Any] = {"mode": mode, "model": name, "size": size, "train": train, "adamw": train and name in WITH_ADAMW}
+    row: dict[str, Any] = {
+        "mode": mode,
+        "model": name,
+        "size": size,
+        "train": train,
+        "adamw": train and name in WITH_ADAMW,
+    }
     row["seconds"] = time.perf_counter() - begin
     if done.returncode:
         return {**row, "failed": (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]}
@@ -101,10 +111,15 @@ def main() -> None:
         return
     result = {}
     for mode in options.mode.split(","):
-        cases = [(n, int(s), t) for n in options.only.split(",") for s in options.sizes.split(",") for t in (False, True)]
+        cases = [
+            (n, int(s), t) for n in options.only.split(",") for s in options.sizes.split(",") for t in (False, True)
+        ]
         rows = []
         for position, case in enumerate(cases, 1):
-            print(f"[{position}/{len(cases)}] {mode}: {case[0]} {case[1]} {'train' if case[2] else 'infer'}", file=sys.stderr)
+            print(
+                f"[{position}/{len(cases)}] {mode}: {case[0]} {case[1]} {'train' if case[2] else 'infer'}",
+                file=sys.stderr,
+            )
             rows.append(run_case(mode, *case))
             print(next(line for line in list(table(rows))[::-1]), file=sys.stderr)
         result[mode] = {"rows": rows, "summary": summarise(rows)}

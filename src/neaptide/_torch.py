@@ -38,6 +38,9 @@ from torch.fx.experimental import _config as shapes_config
 # Whether someone enabled compiled autograd, which would replace our backward.
 from torch._dynamo import compiled_autograd as compiled_autograd
 
+# AOTAutograd traces the backward under the forward's autocast, where eager runs it under none.
+from torch._functorch import config as functorch_config
+
 # Dynamo's settings during a capture (logging calls, floats as constants).
 from torch._dynamo import config as dynamo_config
 
@@ -59,8 +62,7 @@ from torch.utils._python_dispatch import (
 from torch._C import _current_autograd_node as current_autograd_node
 from torch._C._autograd import _get_sequence_nr as autograd_sequence
 
-# Dynamo does not trace frames of torch's own modules (nn.Sequential); `torch.compile` goes round that with these two.
-from torch._dynamo.external_utils import wrap_inline as wrap_inline
+# Whether Dynamo leaves a frame alone, as it does those of torch's own modules (nn.Sequential).
 from torch._dynamo.trace_rules import check as dynamo_skips
 
 # What Dynamo raises when it cannot capture; the cause may be an error of our own, which the user should see instead.

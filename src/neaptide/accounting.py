@@ -19,7 +19,7 @@ from neaptide.allocator import allocated
 from neaptide.timeline import Kind, Life, Timeline
 from neaptide.values import Values
 from neaptide.whereabouts import Whereabouts
-from neaptide.workspaces import Spec, is_listed, workspace
+from neaptide.workspaces import HOLLOW, Spec, is_listed, workspace
 
 aten = torch.ops.aten
 PLAIN = (FakeTensor, torch.Tensor, nn.Parameter)
@@ -66,17 +66,22 @@ class Accounting(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::")
         self.steps.append(f"{name} ({path})" if path else name)
         step = len(self.steps) - 1
-        if is_listed(func):
-            hidden = workspace(func, *_specs(args, kwargs), self._threads)
-            if hidden:
-                self.entries.append(Entry(name, "workspace", allocated(hidden), step, path, source, step + 1))
         for tensor in tensors_in(args):
             self._see(tensor, "other", "other", 0, "", "")
         out = self.values.run(func, args, kwargs)
+        hidden = self.values.take_hidden()
+        if is_listed(func):
+            hidden += workspace(func, *as_specs(args, kwargs), self._threads)
+        if hidden:
+            self.entries.append(Entry(name, "workspace", allocated(hidden), step, path, source, step + 1))
         for tensor in tensors_in(out):
             entry = self._see(tensor, name, "temporary", step, path, source)
-            if self.backward and func is aten.add.Tensor and entry is not None and entry.born == step:
+            if entry is None or entry.born != step:
+                continue
+            if self.backward and func is aten.add.Tensor:
                 self._note_sum(args[0], entry)
+            if func in HOLLOW:
+                entry.bytes = allocated(max(args[0].nbytes, args[1].nbytes), tensor.device.type)
         return out
 
     def _note_sum(self, first: Any, total: Entry) -> None:
@@ -170,7 +175,12 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
         yield from tensors_in(tuple(getattr(tree, field.name, None) for field in fields(tree)))
 
 
-def _specs(args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def as_specs(args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """An op's arguments with a `Spec` in place of each tensor.
+
+    >>> as_specs((torch.ones(2, 3), 1), {})
+    ((Spec(shape=(2, 3), stride=(3, 1), dtype=torch.float32, device='cpu'), 1), {})
+    """
     return tuple(_spec(arg) for arg in args), {name: _spec(arg) for name, arg in kwargs.items()}
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from neaptide.accounting import Accounting, tensors_in
 from neaptide.errors import CaptureError, InputError
@@ -28,7 +27,7 @@ Loss = Callable[[Any], torch.Tensor]
 class Estimate:
     """The memory of one step, predicted. `notes` says what had to be assumed.
 
-    >>> made = estimate(nn.Linear(256, 256), torch.ones(64, 256), train=False)
+    >>> made = estimate(torch.nn.Linear(256, 256), torch.ones(64, 256), train=False)
     >>> made.parts["parameter"], made.parts["input"], made.parts["output"]
     (267264, 69632, 69632)
     >>> Estimate.from_json(made.to_json()) == made
@@ -82,9 +81,9 @@ def run_step(
     Inference runs under `no_grad`. Training runs forward, loss, backward and, if given, `optimizer.step()`; gradients
     are not cleared, neither before nor after. The output is held until the step ends, as by a training loop that looks
     at it. The model's training flag is left as it is. The loss is `loss(output)`, else the output's own `loss`, else
-    the sum of all its floating-point tensors.
+    the sum of all its floating-point tensors that need a gradient.
 
-    >>> layer = nn.Linear(2, 1)
+    >>> layer = torch.nn.Linear(2, 1)
     >>> run_step(layer, torch.ones(3, 2), optimizer=torch.optim.SGD(layer.parameters(), 0.1)).shape
     torch.Size([3, 1])
     >>> layer.bias.grad
@@ -106,8 +105,8 @@ def loss_of(output: Any, loss: Loss | None = None) -> torch.Tensor:
 
     >>> loss_of({"loss": torch.tensor(2.0), "logits": torch.ones(3)})
     tensor(2.)
-    >>> loss_of((torch.ones(3), torch.ones(2)))
-    tensor(5.)
+    >>> loss_of((torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True))).item()
+    5.0
     """
     if loss is not None:
         return loss(output)
@@ -136,7 +135,7 @@ def estimate(
     are there now. The model may be on the meta device.
 
     >>> with torch.device("meta"):
-    ...     model = nn.Sequential(nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 4096))
+    ...     model = torch.nn.Sequential(torch.nn.Linear(4096, 4096), torch.nn.Linear(4096, 4096))
     >>> made = estimate(model, torch.empty(8, 4096, device="meta"), optimizer=torch.optim.AdamW(model.parameters()))
     >>> made.parts["parameter"] // 2**20, made.parts["optimizer"] // 2**20
     (128, 256)

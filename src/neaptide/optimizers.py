@@ -44,6 +44,11 @@ def twin_optimizer(optimizer: torch.optim.Optimizer, twin: Twin) -> torch.optim.
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """Every parameter that an optimizer steps.
+
+    >>> [p.shape for p in parameters_of(torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=1))]
+    [torch.Size([1, 2]), torch.Size([1])]
+    """
     for group in optimizer.param_groups:
         yield from group["params"]
 

@@ -40,8 +40,10 @@ class Forge:
         found = self._twins.get(id(real))
         if found is not None:
             return found
-        if isinstance(real, nn.parameter.UninitializedTensorMixin):
-            raise InputError("the model has lazy parameters that are not initialised: call it once on a small input first")
+        if isinstance(real, (nn.UninitializedParameter, nn.UninitializedBuffer)):
+            raise InputError(
+                "the model has lazy parameters that are not initialised: call it once on a small input first"
+            )
         with torch.no_grad():
             fake = self._make(real)
         if isinstance(real, nn.Parameter):
@@ -81,9 +83,13 @@ class Twins:
 
 
 def remember(fake: torch.Tensor, real: torch.Tensor) -> None:
-    """Keep a copy of the values of a small integer tensor, or of a single number, with its twin (`values.py` reads it)."""
+    """Keep a copy of a small integer tensor's values, or of a single number, with its twin, for `values.py`."""
     whole = not real.is_floating_point() and not real.is_complex() and real.numel() * real.element_size() <= KNOWN_BYTES
-    if (whole or (real.numel() == 1 and not real.requires_grad)) and real.device.type == "cpu" and type(real) in (torch.Tensor, nn.Parameter):
+    if (
+        (whole or (real.numel() == 1 and not real.requires_grad))
+        and real.device.type == "cpu"
+        and type(real) in (torch.Tensor, nn.Parameter)
+    ):
         with unset_fake_temporarily():
             fake._known = (real.detach().clone(), [True])  # type: ignore[attr-defined]
 
@@ -105,7 +111,9 @@ def split_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
             f"inputs is a {type(inputs).__name__}: pass a tensor, a tuple of arguments or a dict of keyword arguments"
         )
     if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves((args, kwargs))):
-        raise InputError("no tensor among the inputs: pass a tensor, a tuple of arguments or a dict of keyword arguments")
+        raise InputError(
+            "no tensor among the inputs: pass a tensor, a tuple of arguments or a dict of keyword arguments"
+        )
     return args, kwargs
 
 
@@ -160,7 +168,9 @@ def fake_twins(model: Callable[..., Any], inputs: Any) -> Iterator[Twins]:
 def _swapped(module: nn.Module, forge: Forge) -> Iterator[None]:
     """Fake parameters and buffers inside one module; afterwards every attribute is what it was."""
     attributes = dict(module.__dict__)
-    tables = [(table, dict(table)) for table in (module._parameters, module._buffers)]
+    tables: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        (table, dict(table)) for table in (module._parameters, module._buffers)
+    ]
     try:
         for table, held in tables:
             table.update({name: forge.twin(tensor) for name, tensor in held.items() if tensor is not None})
@@ -184,7 +194,7 @@ def _as_if_real() -> Iterator[None]:
     with ExitStack() as stack:
         transformers = sys.modules.get("transformers.utils.import_utils")
         if transformers is not None and hasattr(transformers, "is_fake_tensor"):
-            stack.enter_context(mock.patch.object(transformers, "is_fake_tensor", lambda tensor: False))
+            stack.enter_context(mock.patch.object(transformers, "is_fake_tensor", return_value=False))
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield

@@ -37,6 +37,7 @@ class Values:
     def __init__(self, here: Callable[[], str]) -> None:
         self.notes: dict[str, None] = {}
         self._here = here
+        self._hidden = 0
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensors = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, torch.Tensor)]
@@ -60,6 +61,11 @@ class Values:
             _forget(func, args, kwargs)
         return out
 
+    def take_hidden(self) -> int:
+        """Bytes that the last op took for positions, beside what the table of workspaces knows."""
+        hidden, self._hidden = self._hidden, 0
+        return hidden
+
     def _item(self, tensor: torch.Tensor) -> Any:
         value = value_of(tensor)
         if value is not None:
@@ -78,7 +84,9 @@ class Values:
         """A mask as an index becomes positions, as the real kernel makes them."""
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             return (index,)
-        return self._nonzero(index).unbind(1)
+        positions = self._nonzero(index)
+        self._hidden += positions.nbytes
+        return positions.unbind(1)
 
     def _nonzero(self, mask: torch.Tensor) -> torch.Tensor:
         value = value_of(mask)

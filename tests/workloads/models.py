@@ -47,9 +47,11 @@ def llama(size: int, large: bool, train: bool) -> Made:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     shape = ((1, 512), (2, 512), (2, 1024))[size] if large else ((2, 16), (3, 24), (2, 40))[size]
-    width = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 6, "vocab_size": 16000}
-    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 211}
-    heads = {"num_attention_heads": 12, "num_key_value_heads": 4} if large else {"num_attention_heads": 4}
+    width: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 6, "vocab_size": 16000}
+    small: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 211}
+    heads: dict[str, Any] = (
+        {"num_attention_heads": 12, "num_key_value_heads": 4} if large else {"num_attention_heads": 4}
+    )
     config = LlamaConfig(**(width if large else small), **heads)
     return LlamaForCausalLM(config), _tokens(shape, config.vocab_size, train)
 
@@ -59,8 +61,18 @@ def bert(size: int, large: bool, train: bool) -> Made:
     from transformers import BertConfig, BertForMaskedLM
 
     shape = ((8, 128), (8, 256), (8, 384))[size] if large else ((2, 16), (3, 24), (2, 40))[size]
-    width = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8}
-    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    width: dict[str, Any] = {
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+    }
+    small: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     config = BertConfig(**width) if large else BertConfig(**small, vocab_size=211)
     inputs = _tokens(shape, config.vocab_size, train)
     mask = torch.ones(shape, dtype=torch.int64)
@@ -73,8 +85,8 @@ def t5(size: int, large: bool, train: bool) -> Made:
     from transformers import T5Config, T5ForConditionalGeneration
 
     shape = ((4, 128), (4, 256), (4, 384))[size] if large else ((2, 16), (3, 24), (2, 40))[size]
-    small = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 211}
-    config = T5Config(decoder_start_token_id=0, **({} if large else small))
+    small: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 211}
+    config = T5Config(**({} if large else small), **{"decoder_start_token_id": 0})
     ids = torch.randint(0, config.vocab_size, shape)
     target = torch.randint(0, config.vocab_size, (shape[0], shape[1] // 2))
     inputs = {"input_ids": ids, "labels" if train else "decoder_input_ids": target}
@@ -86,11 +98,24 @@ def vit(size: int, large: bool, train: bool) -> Made:
     from transformers import ViTConfig, ViTForImageClassification
 
     batch = (4, 8, 16)[size] if large else (1, 2, 3)[size]
-    width = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 6, "num_attention_heads": 12}
-    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    width: dict[str, Any] = {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 12,
+    }
+    small: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     config = ViTConfig(**width) if large else ViTConfig(**small, image_size=32, patch_size=8)
-    inputs = {"pixel_values": torch.randn(batch, 3, config.image_size, config.image_size)}
-    return ViTForImageClassification(config), inputs | ({"labels": torch.zeros(batch, dtype=torch.int64)} if train else {})
+    side = 224 if large else 32
+    inputs = {"pixel_values": torch.randn(batch, 3, side, side)}
+    return ViTForImageClassification(config), inputs | (
+        {"labels": torch.zeros(batch, dtype=torch.int64)} if train else {}
+    )
 
 
 @workload
@@ -117,7 +142,9 @@ class Bottleneck(nn.Module):
     def __init__(self, inside: int, width: int, stride: int) -> None:
         super().__init__()
         outside = 4 * width
-        self.narrow = nn.Sequential(nn.Conv2d(inside, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True))
+        self.narrow = nn.Sequential(
+            nn.Conv2d(inside, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
+        )
         self.across = nn.Sequential(
             nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
         )
@@ -139,7 +166,10 @@ class ResNet(nn.Module):
     def __init__(self, width: int, depths: tuple[int, ...], classes: int = 10) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
+            nn.Conv2d(3, width, 7, 2, 3, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, 2, 1),
         )
         blocks, inside = [], width
         for level, depth in enumerate(depths):
