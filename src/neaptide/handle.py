@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from neaptide._torch import TorchDynamoException, dynamo_skips, wrap_inline
+from neaptide._torch import TorchDynamoException, dynamo_skips
 from neaptide.budget import Budget, parse_budget
 from neaptide.capture import capture, settings
 from neaptide.errors import InputError, NeaptideError
@@ -135,8 +135,11 @@ class _Compiled:
 
 def _traceable(module: nn.Module) -> Callable[..., Any]:
     """The module's own call, as something that Dynamo traces: frames of torch's own modules it only enters from another."""
-    call = module._call_impl
-    return wrap_inline(call) if dynamo_skips(module.forward) else call
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)
+
+    return call if dynamo_skips(module.forward) else module._call_impl
 
 
 def compile(
