@@ -25,6 +25,7 @@ from neaptide._torch import (
     aot_autograd,
     compiled_autograd,
     dynamo_config,
+    functorch_config,
     is_tangent,
     shapes_config,
 )
@@ -57,7 +58,8 @@ def capture(gm: fx.GraphModule, example_inputs: Sequence[Any], session: Session)
         partition_fn=piece.partition,
         keep_inference_input_mutations=True,
     )
-    return compiler(gm, example_inputs)
+    with functorch_config.patch(backward_pass_autocast="off"):  # as eager: autocast chose the dtypes in the forward
+        return compiler(gm, example_inputs)
 
 
 class _Piece:
