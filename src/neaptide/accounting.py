@@ -95,11 +95,14 @@ class Accounting(TorchDispatchMode):
         self._see(tensor, name, kind, 0, "", "")
 
     def _see(self, tensor: torch.Tensor, name: str, kind: Kind, step: int, path: str, source: str) -> Entry | None:
+        """Take up the storages of a tensor that are new; returns the last of them all, new or not."""
+        entry = None
         for storage in storages(tensor):
             key = storage._cdata
             found = self._alive.get(key)
             if found is not None:
-                return found[0]
+                entry = found[0]
+                continue
             size = storage.nbytes()
             if not size:
                 continue
@@ -111,8 +114,7 @@ class Accounting(TorchDispatchMode):
                 self._alive.pop(key, None)
 
             self._alive[key] = (entry, weakref.ref(storage, died))
-            return entry
-        return None
+        return entry
 
     def entries_of(self, tree: Any) -> Iterator[Entry]:
         """The storages behind every tensor in a nested result."""

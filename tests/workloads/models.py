@@ -37,7 +37,7 @@ def _tokens(shape: tuple[int, int], vocabulary: int, train: bool) -> dict[str, T
 def gpt2(size: int, large: bool, train: bool) -> Made:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    shape = ((1, 256), (2, 384), (2, 768))[size] if large else ((2, 16), (3, 24), (2, 40))[size]
+    shape = ((1, 128), (1, 256), (2, 256))[size] if large else ((2, 16), (3, 24), (2, 40))[size]
     config = GPT2Config(n_layer=6) if large else GPT2Config(n_layer=2, n_embd=32, n_head=4, vocab_size=211)
     return GPT2LMHeadModel(config), _tokens(shape, config.vocab_size, train)
 
@@ -60,7 +60,7 @@ def llama(size: int, large: bool, train: bool) -> Made:
 def bert(size: int, large: bool, train: bool) -> Made:
     from transformers import BertConfig, BertForMaskedLM
 
-    shape = ((8, 128), (8, 256), (8, 384))[size] if large else ((2, 16), (3, 24), (2, 40))[size]
+    shape = ((4, 128), (8, 128), (8, 256))[size] if large else ((2, 16), (3, 24), (2, 40))[size]
     width: dict[str, Any] = {
         "hidden_size": 512,
         "intermediate_size": 2048,
@@ -86,7 +86,8 @@ def t5(size: int, large: bool, train: bool) -> Made:
 
     shape = ((4, 128), (4, 256), (4, 384))[size] if large else ((2, 16), (3, 24), (2, 40))[size]
     small: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 211}
-    config = T5Config(**({} if large else small), **{"decoder_start_token_id": 0})
+    start: dict[str, Any] = {"decoder_start_token_id": 0}
+    config = T5Config(**(start if large else start | small))
     ids = torch.randint(0, config.vocab_size, shape)
     target = torch.randint(0, config.vocab_size, (shape[0], shape[1] // 2))
     inputs = {"input_ids": ids, "labels" if train else "decoder_input_ids": target}
