@@ -72,7 +72,8 @@ def spans(program: Program) -> tuple[tuple[str, ...], tuple[Span, ...]]:
         lent = instance in memory.lent
         stop = dies.get(instance, end)
         kind = storage.kind
-        if kind == "temporary" and start < turn < stop:
+        private = kind in ("parameter", "buffer", "input", "other") and not lent  # a copy
+        if private or (kind == "temporary" and start < turn < stop):
             kind = "activation"
         if stop > start:
             about = (storage.path, storage.source, lent, memory.storage[instance])
