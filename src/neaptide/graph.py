@@ -294,6 +294,8 @@ class _Builder:
         else:
             memory = fake.untyped_storage()
             key, size = memory._cdata, expression(memory.nbytes())
+            if any(not self.sizes.knows(symbol.name) for symbol in _free_symbols(memory.nbytes())):
+                size = expression(fake.numel()) * fake.element_size()  # an input in a larger memory, whose size is not told
         known = self.of_storage.get(key)
         if known is None:
             known = self.of_storage[key] = len(self.storages)
