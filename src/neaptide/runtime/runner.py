@@ -186,7 +186,8 @@ class Training(Unit):
 
     def _versions(self, args: Sequence[Any]) -> list[tuple[int, weakref.ref[torch.Tensor], int]]:
         given = ((v, args[i]) for i, v in enumerate(self.graph.inputs) if v in self._watched)
-        return [(v, weakref.ref(tensor), tensor._version) for v, tensor in given]
+        owners = ((v, tensor if tensor._base is None else tensor._base) for v, tensor in given)  # a view may die first
+        return [(v, weakref.ref(tensor), tensor._version) for v, tensor in owners]
 
     def _settle(self, versions: list[tuple[int, weakref.ref[torch.Tensor], int]] | None) -> None:
         """After the first backward: go on copying only those inputs that were seen to change since the forward."""
@@ -238,10 +239,10 @@ def _superset(graph: Graph, programs: Sequence[Program]) -> tuple[tuple[int, ...
 
 
 def _only_recomputed(graph: Graph, programs: Sequence[Program]) -> frozenset[int]:
-    """The inputs that a backward reads only in order to recompute: eager does not save them, so a user may change them.
+    """The inputs that a backward reads only in order to recompute: eager does not save them, so they may be changed.
 
     They are copied until one whole step has shown that they stay as they are. Parameters are taken to stay.
     """
     extra = {v for p in programs[1:] for v in p.saved} - set(programs[0].saved) - graph.mutated
     storages = {v: graph.values[v].storage for v in extra if v in graph.inputs}
-    return frozenset(v for v, s in storages.items() if s is not None and graph.storages[s].kind == "input")
+    return frozenset(v for v, s in storages.items() if s is not None and graph.storages[s].kind in ("input", "buffer"))
