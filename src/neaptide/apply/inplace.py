@@ -30,8 +30,8 @@ def write_in_place(program: Program) -> Program:
             onto = state.target(step.op, position)
             if onto is not None:
                 chosen = type(step)(step.op, onto)
-            elif state.is_done(step.op):
-                chosen = Same(step.op, graph.ops[step.op].writes[0])
+            elif (there := state.copied_already(step.op)) is not None:
+                chosen = Same(step.op, there)
         state.plain.follow(step)
         fresh, _ = state.merged.follow(chosen)
         if isinstance(chosen, (Run, Rerun)):
@@ -71,14 +71,15 @@ class _State:
         mine = memory in self.ours or memory in {self.merged.home.get(v) for v in self.overwritten}
         return first if alone and mine and home is not None and self.last.get(home) == position else None
 
-    def is_done(self, index: int) -> bool:
-        """Whether op `index` copies a value onto the memory that it already lives in."""
+    def copied_already(self, index: int) -> int | None:
+        """The value that op `index` copies, if that lives already in the memory that it is copied onto."""
         op = self.graph.ops[index]
         if op.target is not COPY or len(op.inputs) != 2:
-            return False
-        (there, value) = op.inputs if op.inputs[0] == op.writes[0] else op.inputs[::-1]
-        same = spec_of(self.graph.values[there].fake) == spec_of(self.graph.values[value].fake)
-        return same and self.merged.home[there] is not None and self.merged.home[there] == self.merged.home[value]
+            return None
+        (onto, value) = op.inputs if op.inputs[0] == op.writes[0] else op.inputs[::-1]
+        home = self.merged.home[onto]
+        same = spec_of(self.graph.values[onto].fake) == spec_of(self.graph.values[value].fake)
+        return value if same and home is not None and home == self.merged.home[value] else None
 
 
 def _first(graph: Graph, index: int) -> int | None:
