@@ -111,8 +111,9 @@ class _Compiled:
             try:
                 return self._call(*args, **kwargs)
             except TorchDynamoException as error:
-                if isinstance(error.__cause__, NeaptideError):
-                    raise error.__cause__ from None
+                cause = getattr(error, "inner_exception", error.__cause__)  # of a backend that failed; of a trace that did
+                if isinstance(cause, NeaptideError):
+                    raise cause from None
                 if self._session.fixed_sizes:
                     raise
                 self._give_up_free_sizes(error)
