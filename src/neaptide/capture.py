@@ -29,8 +29,7 @@ from neaptide._torch import (
     is_tangent,
     shapes_config,
 )
-from neaptide.declare import declare
-from neaptide.errors import CaptureError
+from neaptide.declare import declare, refuse_to_run
 from neaptide.graph import Input, build_graph
 from neaptide.search.recompute import starting_points
 
@@ -133,10 +132,7 @@ def _plain(source: str) -> str:
 def refuse_compiled_autograd() -> None:
     """Compiled autograd replaces the backward, which is where the plan is carried out."""
     if dynamo_config.compiled_autograd or compiled_autograd.compiled_autograd_enabled:
-        raise CaptureError(
-            "neaptide plans the backward itself and cannot run under compiled autograd, which replaces it. "
-            "Turn it off: torch._dynamo.config.compiled_autograd = False."
-        )
+        refuse_to_run()
 
 
 def _boxed(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:

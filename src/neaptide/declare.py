@@ -14,6 +14,7 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from neaptide._torch import FakeTensor
+from neaptide.errors import CaptureError
 from neaptide.graph import Graph
 
 aten = torch.ops.aten
@@ -49,6 +50,9 @@ def declare(
     for node in [*counts, *extra, *held, *(graph.values[v].node for v in graph.tangents)]:
         after[node] = backward.placeholder(node.name)
         after[node].meta = dict(node.meta)
+    for node in (graph.values[v].node for v in graph.tangents):
+        after[node] = backward.call_function(refuse_to_run, (after[node],))
+        after[node].meta = dict(node.meta)
     for node in nodes:
         if node in after or node.op not in ("get_attr", "call_function"):
             continue
@@ -57,6 +61,14 @@ def declare(
     end = backward.output(tuple(None if v is None else after[graph.holders[v]] for v in graph.gradients))
     end.meta["desc"] = list(described[len(outputs) :])
     return fx.GraphModule(graph.module, forward), fx.GraphModule(graph.module, backward)
+
+
+def refuse_to_run(tangent: object = None) -> None:
+    """Stands at the start of a declared backward. Compiled autograd would run that, in place of what was planned."""
+    raise CaptureError(
+        "neaptide plans the backward itself and cannot run under compiled autograd, which replaces it. "
+        "Turn it off: torch._dynamo.config.compiled_autograd = False."
+    )
 
 
 def _late(graph: Graph) -> set[fx.Node]:
