@@ -25,6 +25,7 @@ def make_plan(session: Session, resident: Sequence[Resident]) -> Plan:
     """The `Plan` of the graphs that the session called last."""
     parts: list[_Part] = []
     for unit in session.recent:
+        unit.catch_up()
         rung = unit.chosen.get(unit.last) or session.choose(unit, unit.last)
         labels, found = spans(rung.usual)
         parts.append(_Part(unit, rung, labels, found, turn_of(rung.usual)))

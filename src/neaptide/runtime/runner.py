@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from neaptide._torch import autograd_context
+from neaptide._torch import autograd_context, current_backward
 from neaptide.apply import recompute, straight, without, write_in_place
 from neaptide.emit import Emitted, emit_backward, emit_forward, emit_inference
 from neaptide.graph import Graph, spec_of
@@ -61,6 +61,9 @@ class Unit:
         """The same for the outputs: what one graph hands to the next is one memory."""
         self._where = _places(graph)
 
+    def catch_up(self) -> None:
+        """Go on with what earlier calls taught."""
+
     def rung(self, args: Sequence[Any]) -> Rung:
         """The rung for a call: a look-up where the sizes were seen before."""
         dims = self.last = tuple([args[i] if d is None else args[i].shape[d] for i, d in self._where])
@@ -102,6 +105,7 @@ class Training(Unit):
         super().__init__(graph, session)
         self._keeps = keeps
         self._ever: list[Rung] = []
+        self._due: Sequence[Program] | None = None
         self._forwards: dict[int, Emitted] = {}
         self._backwards: dict[tuple[int, frozenset[int]], tuple[Emitted, frozenset[int]]] = {}
         self._absent = _guess_absent(graph)
@@ -113,6 +117,12 @@ class Training(Unit):
             self._changing |= self._watched
             programs = [write_in_place(recompute(graph, keep, self._changing)) for keep in keeps.values()]
         self._set(programs)
+
+    def catch_up(self) -> None:
+        """Go on with what the last backward taught, but not inside a backward: a checkpoint repeats its forward there."""
+        if self._due is not None and current_backward() == -1:
+            programs, self._due = self._due, None
+            self._set(programs)
 
     def _set(self, programs: Sequence[Program]) -> None:
         """Go on with these programs, one for each of the starting points."""
@@ -128,6 +138,7 @@ class Training(Unit):
         return write_in_place(without(program, absent)) if absent else program
 
     def forward(self, args: list[Any]) -> list[Any]:
+        self.catch_up()
         rung = self.rung(args)
         versions = self._versions(args) if self._watched else None
         context = autograd_context()
@@ -164,7 +175,7 @@ class Training(Unit):
         results = piece.run(args)
         if absent != self._absent:
             self._absent = absent
-            self._set([r.program for r in self.rungs])
+            self._due = self._due or [r.program for r in self.rungs]
         if absent:
             expected = zip(results, self.graph.gradients, strict=True)
             results = [self._zeros(v, dims) if r is None and v is not None else r for r, v in expected]
@@ -197,7 +208,7 @@ class Training(Unit):
         changed = {v for v, tensor, version in seen if tensor is not None and tensor._version != version}
         self._watched = frozenset()
         self._changing = self.graph.mutated | changed
-        self._set([write_in_place(recompute(self.graph, keep, self._changing)) for keep in self._keeps.values()])
+        self._due = [write_in_place(recompute(self.graph, keep, self._changing)) for keep in self._keeps.values()]
 
 
 def _memories(values: Sequence[int | None], tensors: Sequence[Any]) -> dict[int, int]:
