@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import fx
 
 from neaptide._torch import (
@@ -32,10 +31,11 @@ from neaptide._torch import (
 from neaptide.declare import declare, refuse_to_run
 from neaptide.graph import Input, build_graph
 from neaptide.search.recompute import starting_points
+from neaptide.simplify import simplify
 
 if TYPE_CHECKING:
-    from neaptide.runtime.session import Session
     from neaptide.runtime.runner import Training
+    from neaptide.runtime.session import Session
 
 
 def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **settings: Any) -> Callable[..., Any]:
@@ -69,6 +69,7 @@ class _Piece:
         self.unit: Training | None = None
 
     def inference(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        simplify(gm)
         graph = build_graph(gm, self.named(gm), name=self.session.next_name())
         return _boxed(self.session.add_inference(graph))
 
