@@ -65,7 +65,7 @@ class _Step:
             part.backward = len(self.labels)
             self.labels += part.labels[part.turn :]
         self.end = len(self.labels)
-        self.owned = any(r.kind == "parameter" for r in resident)
+        self.owned = any(r.kind in ("parameter", "buffer") for r in resident)
 
     def timeline(self) -> Timeline:
         lives = [Life(r.name, r.kind, r.bytes, 0, self.end, r.path) for r in self.resident]

@@ -111,7 +111,7 @@ class Session:
         line = timeline(unit.rungs[0].usual, dims)
         given = sum(life.bytes for life in line.lives if life.kind == "input")
         resident = self.ledger.resident()
-        if not any(r.kind == "parameter" for r in resident):
+        if not any(r.kind in ("parameter", "buffer") for r in resident):
             given += sum(life.bytes for life in line.lives if life.kind in ("parameter", "buffer"))
         return sum(r.bytes for r in resident) + self.ledger.saved + given
 
