@@ -458,6 +458,14 @@ def images() -> Iterator[Call]:
                 yield f"{dtype} bicubic{kind}", aten.upsample_bicubic2d.default, (x, [256, 256], False), {}
 
 
+@group
+def recurrent() -> Iterator[Call]:
+    for t, n, i, h in ((256, 64, 256, 512), (128, 64, 256, 512), (100, 16, 64, 128)):
+        weights = (rand(4 * h, i), rand(4 * h, h), rand(4 * h), rand(4 * h), rand(n, h), rand(n, h))
+        tail = (False, [], 2, h, 1, True, False, True, False)
+        yield f"lstm {t}x{n}x{i}->{h}", aten.mkldnn_rnn_layer.default, (rand(t, n, i), *weights, *tail), {}
+
+
 def measure_group(name: str) -> list[dict[str, Any]]:
     from neaptide.accounting import as_specs
     from neaptide.measurement import live_tensor_bytes, measure

@@ -19,7 +19,7 @@ from neaptide.allocator import allocated
 from neaptide.timeline import Kind, Life, Timeline
 from neaptide.values import Values
 from neaptide.whereabouts import Whereabouts
-from neaptide.workspaces import HOLLOW, Spec, is_listed, workspace
+from neaptide.workspaces import Spec, is_listed, retained, workspace
 
 aten = torch.ops.aten
 PLAIN = (FakeTensor, torch.Tensor, nn.Parameter)
@@ -74,14 +74,14 @@ class Accounting(TorchDispatchMode):
             hidden += workspace(func, *as_specs(args, kwargs), self._threads)
         if hidden:
             self.entries.append(Entry(name, "workspace", allocated(hidden), step, path, source, step + 1))
-        for tensor in tensors_in(out):
-            entry = self._see(tensor, name, "temporary", step, path, source)
+        results = list(tensors_in(out))
+        larger = retained(func, args, results)
+        for position, tensor in enumerate(results):
+            entry = self._see(tensor, name, "temporary", step, path, source, larger.get(position))
             if entry is None or entry.born != step:
                 continue
             if self.backward and func is aten.add.Tensor:
                 self._note_sum(args[0], entry)
-            if func in HOLLOW:
-                entry.bytes = allocated(max(args[0].nbytes, args[1].nbytes), tensor.device.type)
         return out
 
     def _note_sum(self, first: Any, total: Entry) -> None:
@@ -94,8 +94,10 @@ class Accounting(TorchDispatchMode):
         """Something that is there before the run begins."""
         self._see(tensor, name, kind, 0, "", "")
 
-    def _see(self, tensor: torch.Tensor, name: str, kind: Kind, step: int, path: str, source: str) -> Entry | None:
-        """Take up the storages of a tensor that are new; returns the last of them all, new or not."""
+    def _see(
+        self, tensor: torch.Tensor, name: str, kind: Kind, step: int, path: str, source: str, nbytes: int | None = None
+    ) -> Entry | None:
+        """Take up the storages of a tensor that are new (`nbytes` overrules what they say); returns the last of all."""
         entry = None
         for storage in storages(tensor):
             key = storage._cdata
@@ -103,7 +105,7 @@ class Accounting(TorchDispatchMode):
             if found is not None:
                 entry = found[0]
                 continue
-            size = storage.nbytes()
+            size = storage.nbytes() if nbytes is None else nbytes
             if not size:
                 continue
             entry = Entry(name, kind, allocated(size, tensor.device.type), step, path, source)

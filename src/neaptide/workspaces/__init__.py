@@ -12,7 +12,18 @@ accelerator nothing has been measured.
 """
 
 from neaptide.workspaces import attention, convolution, kernels, matrix
-from neaptide.workspaces.kernels import HOLLOW
+from neaptide.workspaces.kernels import retained
 from neaptide.workspaces.rules import RULES, Spec, is_listed, most, workspace
 
-__all__ = ["HOLLOW", "RULES", "Spec", "attention", "convolution", "is_listed", "kernels", "matrix", "most", "workspace"]
+__all__ = [
+    "RULES",
+    "Spec",
+    "attention",
+    "convolution",
+    "is_listed",
+    "kernels",
+    "matrix",
+    "most",
+    "retained",
+    "workspace",
+]

@@ -21,10 +21,10 @@ def _blocks(channels: Any) -> Any:
     return -(-channels // BLOCK) * BLOCK if isinstance(channels, int) else channels
 
 
-def _blocked(spec: Spec, groups: Any = 1) -> Any:
-    """A plain activation in blocks of channels; images of up to three channels are read as they are."""
+def _blocked(spec: Spec, always: bool = False) -> Any:
+    """A plain activation in blocks of channels; inputs of up to three channels are read as they are."""
     channels = spec.shape[1]
-    if isinstance(channels, int) and channels <= 3:
+    if isinstance(channels, int) and channels <= 3 and not always:
         return 0
     return spec.shape[0] * _blocks(channels) * product(spec.shape[2:]) * spec.dtype.itemsize
 
@@ -113,7 +113,7 @@ def _convolution_backward(
         moved = sum(0 if spec.is_channels_last else spec.nbytes for spec in (grad, x))
         filled = _blocked_weight(weight, groups, padded=True)
         return moved + most((2 if _is_pointwise(weight) else 3) * weight.nbytes, filled)
-    outer, inner = _blocked(grad), _blocked(x)
+    outer, inner = _blocked(grad, always=True), _blocked(x)
     parts: list[Any] = []
     if wanted[0]:
         strided = any(step != 1 for step in stride) and not transposed

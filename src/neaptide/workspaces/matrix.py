@@ -31,8 +31,8 @@ def _mm(a: Spec, b: Spec, *, threads: int, **named: Any) -> Any:
 
 @of(aten.addmm.default)
 def _addmm(bias: Spec, a: Spec, b: Spec, *, threads: int, **named: Any) -> Any:
-    depth = a.shape[1]
-    again = a.dtype.itemsize == 2 and isinstance(depth, int) and depth >= 1024
+    depth, width = a.shape[1], b.shape[1]
+    again = a.dtype.itemsize == 2 and isinstance(depth, int) and isinstance(width, int) and depth >= width
     return _mm(a, b, threads=threads) + (a.shape[0] * b.shape[1] * 2 if again else 0)
 
 
