@@ -149,6 +149,19 @@ def test_sums_of_gradients_are_made_in_place_as_autograd_does() -> None:
     assert sum(life.bytes >= size for life in predicted.timeline.at(at)) == 3
 
 
+def test_a_gradient_that_is_a_view_is_not_added_to_in_place() -> None:
+    words = nn.Embedding(4096, 64)
+
+    def tied(ids: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(words(ids), words.weight).sum()
+
+    predicted = estimate(tied, torch.zeros(2, 3, dtype=torch.int64))
+    assert predicted.timeline.steps[-1].startswith("add")
+    assert (
+        sum(life.bytes >= words.weight.nbytes for life in predicted.timeline.at(len(predicted.timeline.steps) - 1)) == 4
+    )
+
+
 def test_checkpointing_inside_a_model_is_seen() -> None:
     class Model(nn.Module):
         def __init__(self, keep: bool) -> None:

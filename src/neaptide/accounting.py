@@ -85,7 +85,12 @@ class Accounting(TorchDispatchMode):
         return out
 
     def _note_sum(self, first: Any, total: Entry) -> None:
-        """Autograd adds two gradients in place where it holds the last reference, except on tensor subclasses."""
+        """Autograd adds two gradients in place where it holds the last reference, except on tensor subclasses.
+
+        A view is never the last: its base holds the storage too.
+        """
+        if first._is_view():
+            return
         found = self._alive.get(first.untyped_storage()._cdata)
         if found is not None and found[0].bytes == total.bytes:
             self._sums.append((found[0], total))
