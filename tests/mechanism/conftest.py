@@ -1,0 +1,41 @@
+"""Every case runs on every starting point: keep all that eager keeps, keep what min-cut keeps, keep nothing at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tests.mechanism.oracle import POINTS, Forced, Oracle
+
+from neaptide import capture
+from neaptide.runtime.session import Session
+
+
+@pytest.fixture
+def forced(monkeypatch: pytest.MonkeyPatch) -> Forced:
+    """Graphs run on the rung that the test says; there is one more, which keeps nothing."""
+    chooser, plain = Forced(), capture.starting_points
+    monkeypatch.setattr(capture, "starting_points", lambda *given: {**plain(*given), "everything": frozenset()})
+    monkeypatch.setattr(Session, "choose", lambda session, unit, dims: chooser.choose(session, unit, dims))
+    return chooser
+
+
+@pytest.fixture
+def both(forced: Forced) -> Oracle:
+    """Compares a compiled model with a plain one on every rung."""
+    return Oracle(forced)
+
+
+@pytest.fixture(params=POINTS)
+def rung(request: pytest.FixtureRequest, forced: Forced) -> str:
+    """Run the whole test on this rung."""
+    forced.name = request.param
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
