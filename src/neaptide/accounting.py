@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -51,6 +52,12 @@ class Accounting(TorchDispatchMode):
         self._alive: dict[int, tuple[Entry, weakref.ref[Any]]] = {}
         self._threads = torch.get_num_threads()
         self._sums: list[tuple[Entry, Entry]] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """See every op of an eager run, and which module it belongs to."""
+        with self, self.where.following():
+            yield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind not in PLAIN for kind in types):

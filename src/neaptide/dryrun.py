@@ -9,6 +9,7 @@ instead of a fitted line.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from neaptide.accounting import Accounting, tensors_in
 from neaptide.errors import CaptureError, InputError
 from neaptide.optimizers import parameters_of, twin_optimizer
 from neaptide.timeline import Kind, Life, Timeline
-from neaptide.twins import Twins, fake_twins, split_inputs
+from neaptide.twins import Twins, as_if_real, fake_twins, split_inputs
 
 Loss = Callable[[Any], torch.Tensor]
 
@@ -142,26 +143,40 @@ def estimate(
     """
     if not callable(model):
         raise InputError(f"model is a {type(model).__name__}: pass a torch.nn.Module or a function")
-    with fake_twins(model, inputs) as twins, twins.mode:
+    with fake_twins(model, inputs) as twins, as_if_real(), twins.mode:
         stepper = twin_optimizer(optimizer, twins.twin) if train and optimizer is not None else None
         accounting = Accounting(twins.modules)
-        trained = register(accounting, twins, stepper)
-        try:
-            with accounting, accounting.where.following():
-                held = _dry_step(accounting, model, twins, train, stepper, loss)
-        except RuntimeError as error:
-            if not any(phrase in str(error) for phrase in ("tensor subclasses", "FakeTensor")):
-                raise
-            raise CaptureError(f"the model needs real values: {error}; measure a real step instead") from error
-        for entry in accounting.entries_of([tensor.grad for tensor in trained]):
-            if entry.kind == "temporary":
-                entry.kind = "gradient"
-        for entry in accounting.alive():
-            if entry.kind in ("temporary", "activation"):
-                entry.kind = "output"
-        line = accounting.timeline()
-        del held
+        line = account(accounting, accounting.watching(), model, twins, train, stepper, loss)
     return Estimate(line, tuple(accounting.values.notes))
+
+
+def account(
+    accounting: Accounting,
+    watching: AbstractContextManager[Any],
+    call: Callable[..., Any],
+    twins: Twins,
+    train: bool,
+    stepper: torch.optim.Optimizer | None,
+    loss: Loss | None,
+) -> Timeline:
+    """The timeline of one step of `call` on the twins; `watching` is what lets the accounting see its ops."""
+    trained = register(accounting, twins, stepper)
+    try:
+        with watching:
+            held = _dry_step(accounting, call, twins, train, stepper, loss)
+    except RuntimeError as error:
+        if not any(phrase in str(error) for phrase in ("tensor subclasses", "FakeTensor")):
+            raise
+        raise CaptureError(f"the model needs real values: {error}; measure a real step instead") from error
+    for entry in accounting.entries_of([tensor.grad for tensor in trained]):
+        if entry.kind == "temporary":
+            entry.kind = "gradient"
+    for entry in accounting.alive():
+        if entry.kind in ("temporary", "activation"):
+            entry.kind = "output"
+    line = accounting.timeline()
+    del held
+    return line
 
 
 def register(accounting: Accounting, twins: Twins, stepper: torch.optim.Optimizer | None) -> list[torch.Tensor]:

@@ -163,6 +163,7 @@ class _Piece:
             made = self.graph.create_node("call_function", op.target, args, kwargs, op.name)
         else:
             made = self.write(op.target, args, kwargs, op.name)
+        made.meta["place"] = (op.path, op.source)
         if self.source.values[op.outputs[0]].part is None:
             self.names[op.outputs[0]] = made
             return

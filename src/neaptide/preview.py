@@ -1,27 +1,31 @@
 """What `compile` would do, and take, before anything is executed.
 
-In: a model, inputs, a budget. Out: a `Plan`. The model is captured and its programs are planned just as `compile` does it,
-on fake twins of its tensors: real graphs, no data. The optimizer's own step follows the backward.
+In: a model, inputs, a budget. Out: a `Plan`. The model is captured and planned just as `compile` does it, on fake twins of its
+tensors; then the step runs on the twins, with every storage accounted for: what the programs make, what happens between
+graphs and outside them, and the optimizer's own step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import fx
 
-from neaptide.budget import Budget, parse_budget
+from neaptide._torch import FakeTensorMode
 from neaptide.accounting import Accounting
-from neaptide.dryrun import Loss, register, run_step
+from neaptide.budget import Budget, parse_budget
+from neaptide.dryrun import Loss, account, run_step
+from neaptide.emit import Emitted
 from neaptide.errors import InputError
 from neaptide.handle import Handle, device_of
 from neaptide.optimizers import twin_optimizer
 from neaptide.plans import Plan
 from neaptide.runtime.compose import make_plan
 from neaptide.runtime.session import Session
-from neaptide.timeline import Timeline
 from neaptide.twins import Twins, fake_twins
 
 
@@ -44,27 +48,72 @@ def plan(
     """
     if not callable(model):
         raise InputError(f"plan takes a torch.nn.Module or a function, not {type(model).__name__}")
-    with fake_twins(model, inputs) as twins, twins.mode, torch.compiler.set_stance("default"):
+    with fake_twins(model, inputs, _WatchedMode) as twins, twins.mode:
         stepper = twin_optimizer(optimizer, twins.twin) if train and optimizer is not None else None
         session = Session(Budget(), twins.modules, stepper)
-        resident = session.ledger.resident()
         handle = Handle(model, session)
-        call = handle if not isinstance(model, torch.nn.Module) else model
+        call = model if isinstance(model, torch.nn.Module) else handle
         try:
-            run_step(call, twins.kwargs or twins.args, train, None, loss)
+            with _gradients_put_back(twins):
+                run_step(call, twins.kwargs or twins.args, train, None, loss)  # captures, and learns what flows back
+            session.replan(parse_budget(budget, device_of(twins.modules)))
+            accounting = Accounting(twins.modules)
+            session.run = _told(accounting)
+            line = account(accounting, _watched(twins.mode, accounting), call, twins, train, stepper, loss)
         finally:
             handle.release()
-        session.budget = parse_budget(budget, device_of(twins.modules))
-        made = make_plan(session, resident)
-        if stepper is None:
-            return made
-        return replace(made, timeline=made.timeline.then([_optimizer_step(twins, stepper)]))
+        made = make_plan(session, ())
+        notes = made.notes if made.graphs else ("nothing could be captured: the model runs as plain eager PyTorch",)
+        return replace(made, timeline=line, notes=(*notes, *accounting.values.notes))
 
 
-def _optimizer_step(twins: Twins, stepper: torch.optim.Optimizer) -> Timeline:
-    """The optimizer's own step, with its temporaries, on the gradients that the backward left."""
-    accounting = Accounting(twins.modules)
-    register(accounting, twins, stepper)
-    with accounting:
-        stepper.step()
-    return accounting.timeline()
+class _WatchedMode(FakeTensorMode):
+    """A fake mode that lets an accounting see its ops. Dynamo leaves models alone under any other kind of mode."""
+
+    accounting: Accounting | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        accounting = self.accounting
+        if accounting is None:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        self.accounting = None
+        try:
+            with self:
+                return accounting.__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            self.accounting = accounting
+
+
+@contextmanager
+def _watched(mode: Any, accounting: Accounting) -> Iterator[None]:
+    mode.accounting = accounting
+    try:
+        yield
+    finally:
+        mode.accounting = None
+
+
+@contextmanager
+def _gradients_put_back(twins: Twins) -> Iterator[None]:
+    held = [(p, p.grad) for module in twins.modules for p in module.parameters()]
+    yield
+    for parameter, gradient in held:
+        parameter.grad = gradient
+
+
+def _told(accounting: Accounting) -> Callable[[Emitted, list[Any]], Sequence[Any]]:
+    """Runs a piece op by op, telling the accounting where in the model each op comes from."""
+
+    class Told(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            accounting.where.told = n.meta.get("place", ("", ""))
+            return super().run_node(n)
+
+    def run(piece: Emitted, args: list[Any]) -> Sequence[Any]:
+        engine, accounting.backward = accounting.backward, False
+        try:
+            return Told(piece.module).boxed_run(args)
+        finally:
+            accounting.where.told, accounting.backward = None, engine
+
+    return run

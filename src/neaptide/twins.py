@@ -141,7 +141,7 @@ def modules_of(model: Callable[..., Any]) -> tuple[nn.Module, ...]:
 
 
 @contextmanager
-def fake_twins(model: Callable[..., Any], inputs: Any) -> Iterator[Twins]:
+def fake_twins(model: Callable[..., Any], inputs: Any, kind: type[FakeTensorMode] = FakeTensorMode) -> Iterator[Twins]:
     """The model with fake parameters and buffers in place of its own, and fake inputs, until the context ends.
 
     >>> layer = nn.Linear(3, 5)
@@ -152,14 +152,13 @@ def fake_twins(model: Callable[..., Any], inputs: Any) -> Iterator[Twins]:
     <class 'torch.Tensor'>
     """
     args, kwargs = split_inputs(inputs)
-    forge = Forge(FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True))
+    forge = Forge(kind(allow_fallback_kernels=False, allow_non_fake_inputs=True))
     modules = modules_of(model)
     random_state = torch.get_rng_state()
     with ExitStack() as stack:
         stack.callback(torch.set_rng_state, random_state)
         for module in dict.fromkeys(inner for outer in modules for inner in outer.modules()):
             stack.enter_context(_swapped(module, forge))
-        stack.enter_context(_as_if_real())
         fake = pytree.tree_map_only(torch.Tensor, forge.twin, (args, kwargs))
         yield Twins(forge.mode, fake[0], fake[1], forge.twin, modules)
 
@@ -184,7 +183,7 @@ def _swapped(module: nn.Module, forge: Forge) -> Iterator[None]:
 
 
 @contextmanager
-def _as_if_real() -> Iterator[None]:
+def as_if_real() -> Iterator[None]:
     """Let libraries take the paths they take on real tensors.
 
     transformers takes a fake tensor as a sign of tracing and then always builds attention masks in full; compiled

@@ -34,6 +34,8 @@ class Whereabouts:
         self._numbers: list[int] = []
         self._places: list[tuple[str, str]] = []
         self._foreign: dict[str, bool] = {}
+        self.told: tuple[str, str] | None = None
+        """The place of the op at hand, where whoever runs it knows it."""
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -52,6 +54,8 @@ class Whereabouts:
 
     def place(self) -> tuple[str, str]:
         """The module path and the source line of the op at hand."""
+        if self.told is not None:
+            return self.told
         node = current_autograd_node()
         if node is not None:
             at = bisect.bisect_right(self._numbers, node._sequence_nr()) - 1

@@ -92,7 +92,7 @@ class Inference(Unit):
         piece = self._pieces.get(rung.number)
         if piece is None:
             piece = self._pieces[rung.number] = emit_inference(rung.program)
-        results = piece.run(args)
+        results = self.session.run(piece, args)
         if not self.handed:
             self.handed = _memories(self.graph.outputs, results)
         return results
@@ -148,7 +148,7 @@ class Training(Unit):
         if piece is None:
             piece = emit_forward(rung.program, self.slots, self.marks, self.sizes)
             self._forwards[rung.number] = piece
-        results = list(piece.run(args))
+        results = list(self.session.run(piece, args))
         if not self.handed:
             self.handed = _memories(self.graph.outputs, results)
         header = torch.empty(rung.number + 1, 0, *self.last)
@@ -172,7 +172,7 @@ class Training(Unit):
         for position, value in enumerate(self.graph.tangents, first):
             if value in absent and value not in skipped:
                 args[position] = self._zeros(value, dims)
-        results = piece.run(args)
+        results = self.session.run(piece, args)
         if absent != self._absent:
             self._absent = absent
             self._due = self._due or [r.program for r in self.rungs]

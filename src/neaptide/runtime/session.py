@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from neaptide.budget import Budget, parse_budget
+from neaptide.emit import Emitted
 from neaptide.errors import BudgetError, InputError
 from neaptide.graph import Graph
 from neaptide.memory import timeline
@@ -32,6 +33,11 @@ class Stats:
     planning_seconds: float = 0.0
 
 
+def run(piece: Emitted, args: list[Any]) -> Sequence[Any]:
+    """Run a piece of a program."""
+    return piece.run(args)
+
+
 class Session:
     """Everything that the graphs of one `compile` share."""
 
@@ -49,6 +55,7 @@ class Session:
         self.units: list[Unit] = []
         self.recent: list[Unit] = []
         self.fixed_sizes = False
+        self.run = run
         self._turned = False
 
     def next_name(self) -> str:
@@ -85,6 +92,13 @@ class Session:
         """The graphs called from here on are those of one step."""
         self._turned = False
         self.recent.clear()
+
+    def replan(self, budget: Budget) -> None:
+        """Go on with another budget."""
+        self.budget = budget
+        for unit in self.units:
+            unit.chosen.clear()
+        self.begin_step()
 
     def plan(self) -> Plan:
         """How the latest calls ran, and what a step of them takes, with what is resident now."""

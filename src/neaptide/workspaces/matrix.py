@@ -12,9 +12,9 @@ aten = torch.ops.aten
 
 
 def _operand(matrix: Spec) -> Any:
-    """BLAS reads rows or columns that are dense; anything else is copied, one matrix at a time."""
+    """BLAS reads rows or columns that are dense and apart; anything else is copied, one matrix at a time."""
     rows, columns = matrix.stride[-2:]
-    if rows == 1 or columns == 1 or matrix.shape[-1] == 1 or matrix.shape[-2] == 1:
+    if (rows == 1 and columns != 0) or (columns == 1 and rows != 0) or matrix.shape[-1] == 1 or matrix.shape[-2] == 1:
         return 0
     return matrix.shape[-2] * matrix.shape[-1] * matrix.dtype.itemsize
 
