@@ -40,9 +40,7 @@ MODES: dict[str, Callable[[str, int, bool], tuple[int, int]]] = {"estimate": pre
 """What is compared: a mode takes a case and gives its predicted and its measured peak."""
 
 
-def _compare(
-    name: str, size: int, train: bool, predict: Callable[..., tuple[int, Callable[..., Any]]]
-) -> tuple[int, int]:
+def _compare(name: str, size: int, train: bool, predict: Callable[..., tuple[int, Callable[..., Any]]]) -> tuple[int, int]:
     """`predict` gives the predicted peak and the step to run for it."""
     import torch
     from tests.workloads.models import make
@@ -111,9 +109,7 @@ def main() -> None:
         return
     result = {}
     for mode in options.mode.split(","):
-        cases = [
-            (n, int(s), t) for n in options.only.split(",") for s in options.sizes.split(",") for t in (False, True)
-        ]
+        cases = [(n, int(s), t) for n in options.only.split(",") for s in options.sizes.split(",") for t in (False, True)]
         rows = []
         for position, case in enumerate(cases, 1):
             print(

@@ -487,15 +487,11 @@ def measure_group(name: str) -> list[dict[str, Any]]:
             live = live_tensor_bytes()
             for _ in range(2):
                 done = measure(op, *args, **kwargs)
-                fresh = {
-                    s._cdata: s.nbytes() for t in tensors_in(done.value) for s in storages(t) if s._cdata not in given
-                }
+                fresh = {s._cdata: s.nbytes() for t in tensors_in(done.value) for s in storages(t) if s._cdata not in given}
                 hidden.append(done.peak - live - sum(allocated(size) for size in fresh.values()))
                 del done
             table = workspace(op, *as_specs(args, kwargs), torch.get_num_threads())
-            inputs = sum(
-                s.nbytes() for s in {s._cdata: s for t in tensors_in((args, kwargs)) for s in storages(t)}.values()
-            )
+            inputs = sum(s.nbytes() for s in {s._cdata: s for t in tensors_in((args, kwargs)) for s in storages(t)}.values())
             rows.append(
                 {"op": str(op), "case": label, "inputs": inputs, "outputs": sum(fresh.values())}
                 | {"measured": min(hidden), "table": int(table)}
@@ -518,9 +514,7 @@ def main() -> None:
     rows = []
     for name in options.only.split(","):
         print(f"measuring {name}", file=sys.stderr)
-        done = subprocess.run(
-            [sys.executable, __file__, "--group", name], env=environment, stdout=subprocess.PIPE, check=False
-        )
+        done = subprocess.run([sys.executable, __file__, "--group", name], env=environment, stdout=subprocess.PIPE, check=False)
         if done.returncode:
             print(f"{name} failed with {done.returncode}", file=sys.stderr)
             continue

@@ -21,9 +21,7 @@ def invoke(*arguments: object):
 
 
 def command(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {
-        key: value for key, value in os.environ.items() if key not in ("MALLOC_MMAP_THRESHOLD_", "NEAPTIDE_RESTARTED")
-    }
+    clean = {key: value for key, value in os.environ.items() if key not in ("MALLOC_MMAP_THRESHOLD_", "NEAPTIDE_RESTARTED")}
     return subprocess.run(
         [sys.executable, "-m", "neaptide", *map(str, arguments)],
         env={**clean, **environment},

@@ -157,9 +157,7 @@ def test_a_gradient_that_is_a_view_is_not_added_to_in_place() -> None:
 
     predicted = estimate(tied, torch.zeros(2, 3, dtype=torch.int64))
     assert predicted.timeline.steps[-1].startswith("add")
-    assert (
-        sum(life.bytes >= words.weight.nbytes for life in predicted.timeline.at(len(predicted.timeline.steps) - 1)) == 4
-    )
+    assert sum(life.bytes >= words.weight.nbytes for life in predicted.timeline.at(len(predicted.timeline.steps) - 1)) == 4
 
 
 def test_checkpointing_inside_a_model_is_seen() -> None:
@@ -231,9 +229,7 @@ def test_an_op_without_a_fake_kernel_is_named() -> None:
 
 @pytest.mark.parametrize("inputs", [[torch.ones(2)], 3, None, (), (1, 2), {"x": 1}])
 def test_inputs_of_another_form_say_what_would_work(inputs: Any) -> None:
-    with pytest.raises(
-        InputError, match="pass a tensor, a tuple of arguments or a dict of keyword arguments"
-    ) as raised:
+    with pytest.raises(InputError, match="pass a tensor, a tuple of arguments or a dict of keyword arguments") as raised:
         estimate(mlp(), inputs)
     assert "\n" not in str(raised.value)
 

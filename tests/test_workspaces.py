@@ -94,9 +94,7 @@ def _cases() -> list[tuple[Any, tuple[Any, ...]]]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("op", "args"), _cases(), ids=lambda value: str(value)[:40] if not isinstance(value, tuple) else ""
-)
+@pytest.mark.parametrize(("op", "args"), _cases(), ids=lambda value: str(value)[:40] if not isinstance(value, tuple) else "")
 def test_a_rule_in_symbols_gives_the_same_bytes_as_in_ints(op: Any, args: tuple[Any, ...]) -> None:
     def at(value: Any, sizes: dict[str, int]) -> Any:
         if isinstance(value, Spec):

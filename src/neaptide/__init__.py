@@ -34,7 +34,6 @@ _HOMES = {
     "measure": "measurement",
     "plan": "preview",
 }
-__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
@@ -48,4 +47,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(["__version__", *_HOMES])

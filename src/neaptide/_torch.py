@@ -72,7 +72,14 @@ from torch._dynamo.trace_rules import check as dynamo_skips
 from torch._dynamo.exc import TorchDynamoException as TorchDynamoException
 
 
-def autograd_context():  # noqa: ANN201
+# The floor of a symbolic quotient, in the form that torch's own sizes have.
+from torch.utils._sympy.functions import FloorDiv as FloorDiv
+
+# Called when a capture begins and ends: our settings are in force just then.
+from torch._dynamo.callback import callback_handler as compilation_callbacks
+
+
+def autograd_context():
     """The autograd context of the compiled forward that is running now, found among the callers' frames; None if it is not.
 
     AOTAutograd has gradients of unused outputs filled with zeros; only its context can say otherwise, and it is not passed on.
@@ -82,10 +89,7 @@ def autograd_context():  # noqa: ANN201
         frame = frame.f_back
         if frame is None:
             return None
-        context = frame.f_locals.get("ctx")
+        context = frame.f_locals.get("ctx") if "ctx" in frame.f_code.co_varnames else None
         if context is not None and hasattr(context, "set_materialize_grads"):
             return context
     return None
-
-# The floor of a symbolic quotient, in the form that torch's own sizes have.
-from torch.utils._sympy.functions import FloorDiv as FloorDiv

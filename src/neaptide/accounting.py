@@ -146,9 +146,7 @@ class Accounting(TorchDispatchMode):
         for first, total in self._sums:
             if first.dies == total.born + 1:
                 total.born += 1
-        lives = (
-            Life(e.name, e.kind, e.bytes, e.born, end if e.dies < 0 else e.dies, e.path, e.source) for e in self.entries
-        )
+        lives = (Life(e.name, e.kind, e.bytes, e.born, end if e.dies < 0 else e.dies, e.path, e.source) for e in self.entries)
         return Timeline(tuple(self.steps), tuple(life for life in lives if life.born < life.dies))
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 import re
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
@@ -22,6 +21,7 @@ from neaptide._torch import (
     PlainAOTInput,
     TracingContext,
     aot_autograd,
+    compilation_callbacks,
     compiled_autograd,
     dynamo_config,
     functorch_config,
@@ -29,9 +29,10 @@ from neaptide._torch import (
     shapes_config,
 )
 from neaptide.declare import declare, refuse_to_run
-from neaptide.graph import Input, build_graph
+from neaptide.graph import Input
 from neaptide.search.recompute import starting_points
 from neaptide.simplify import simplify
+from neaptide.trace import build_graph
 
 if TYPE_CHECKING:
     from neaptide.runtime.runner import Training
@@ -142,7 +143,7 @@ def _boxed(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     def boxed(args: list[Any]) -> Any:
         return run(args)
 
-    boxed._boxed_call = True  # type: ignore[attr-defined]
+    boxed._boxed_call = True
     return boxed
 
 
@@ -162,16 +163,42 @@ def _logging_methods() -> set[Callable[..., Any]]:
     return {f for f in added if callable(f)}
 
 
-@contextmanager
-def settings() -> Iterator[None]:
-    """Dynamo's settings for a capture: no two sizes taken for one, floats as constants, logging calls left out."""
-    duck, shapes_config.use_duck_shape = shapes_config.use_duck_shape, False
-    changes = {
-        "specialize_float": True,
-        "ignore_logging_functions": dynamo_config.ignore_logging_functions | _logging_methods(),
-    }
-    try:
-        with dynamo_config.patch(changes), warnings.catch_warnings():
-            yield
-    finally:
-        shapes_config.use_duck_shape = duck
+class capturing:  # noqa: N801  (used as a function is)
+    """While this lasts, whatever Dynamo captures on this thread is captured under our settings.
+
+    The settings themselves are put in place when a capture begins and taken back when it ends, so that a call that captures
+    nothing pays next to nothing.
+    """
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        if _begin not in compilation_callbacks.start_callbacks:  # `torch._dynamo.reset` forgets them
+            compilation_callbacks.register_start_callback(_begin)
+            compilation_callbacks.register_end_callback(_end)
+        self._before = getattr(_thread, "ours", False)
+        _thread.ours = True
+
+    def __exit__(self, *error: object) -> None:
+        _thread.ours = self._before
+
+
+_thread = threading.local()
+
+
+def _begin(about: Any) -> None:
+    """No two sizes taken for one, floats as constants, logging calls left out."""
+    if not getattr(_thread, "ours", False):
+        return
+    ignored = dynamo_config.ignore_logging_functions
+    _thread.before = (shapes_config.use_duck_shape, dynamo_config.specialize_float, ignored)
+    shapes_config.use_duck_shape = False
+    dynamo_config.specialize_float = True
+    dynamo_config.ignore_logging_functions = ignored | _logging_methods()
+
+
+def _end(about: Any) -> None:
+    before = getattr(_thread, "before", None)
+    if before is not None:
+        _thread.before = None
+        shapes_config.use_duck_shape, dynamo_config.specialize_float, dynamo_config.ignore_logging_functions = before

@@ -55,9 +55,7 @@ def main() -> None:
 
 
 @app.command()
-def estimate(
-    target: Target, json: Json = False, html: Page = None, snapshot: Snapshot = None, train: Train = True
-) -> None:
+def estimate(target: Target, json: Json = False, html: Page = None, snapshot: Snapshot = None, train: Train = True) -> None:
     """Predict the peak of one step; nothing is executed.
 
     >>> from typer.testing import CliRunner
@@ -77,9 +75,7 @@ def estimate(
 
 
 @app.command()
-def measure(
-    target: Target, json: Json = False, html: Page = None, snapshot: Snapshot = None, train: Train = True
-) -> None:
+def measure(target: Target, json: Json = False, html: Page = None, snapshot: Snapshot = None, train: Train = True) -> None:
     """Run one step, and show its true peak next to the predicted one.
 
     >>> from typer.testing import CliRunner

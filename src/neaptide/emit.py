@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 from torch.fx.graph import CodeGen
+from torch.fx.node import map_arg
 
 from neaptide import generator
 from neaptide.graph import Graph
@@ -157,8 +158,8 @@ class _Piece:
 
     def call(self, index: int, onto: int | None) -> None:
         op = self.source.ops[index]
-        args = fx.node.map_arg(op.node.args, self.argument)
-        kwargs = fx.node.map_arg(op.node.kwargs, self.argument)
+        args: Any = map_arg(op.node.args, self.argument)
+        kwargs: Any = map_arg(op.node.kwargs, self.argument)
         if onto is None:
             made = self.graph.create_node("call_function", op.target, args, kwargs, op.name)
         else:
@@ -174,8 +175,9 @@ class _Piece:
             self.names[value] = self.graph.create_node("call_function", operator.getitem, taken, {}, f"{op.name}_{taken[1]}")
 
     def write(self, target: OpOverload, args: Any, kwargs: Any, name: str) -> fx.Node:
-        if target not in PART_OF:
-            return self.graph.create_node("call_function", in_place_variant(target), args, kwargs, name)
+        variant = in_place_variant(target)
+        if variant is not None:
+            return self.graph.create_node("call_function", variant, args, kwargs, name)
         whole, part, *where = args
         view = self.graph.call_function(PART_OF[target], (whole, *where), kwargs)
         self.graph.call_function(torch.ops.aten.copy_.default, (view, part))
@@ -184,7 +186,8 @@ class _Piece:
     def argument(self, node: fx.Node) -> fx.Node:
         if node in self.of_node:
             return self.name(self.of_node[node])
-        if (key := (node.args[0], node.args[1])) in self.of_part:
+        key: Any = node.args[:2]
+        if key in self.of_part:
             return self.name(self.of_part[key])
         raise AssertionError(f"{node} is an argument of which nothing is known")
 

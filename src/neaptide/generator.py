@@ -28,7 +28,7 @@ def restore(now: torch.Tensor, device: str) -> None:
     _generator(device).set_rng_state(now)
 
 
-def _generator(device: str):  # noqa: ANN202
+def _generator(device: str):
     return torch if device == "cpu" else torch.get_device_module(device)
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from neaptide._torch import TorchDynamoException, dynamo_skips
 from neaptide.budget import Budget, parse_budget
-from neaptide.capture import capture, settings
+from neaptide.capture import capture, capturing
 from neaptide.errors import InputError, NeaptideError
 from neaptide.plans import Plan
 from neaptide.runtime.session import Session, Stats
@@ -100,14 +100,13 @@ class _Compiled:
         def backend(gm: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
             return capture(gm, inputs, self._session)
 
-        return torch.compile(
-            self._plain, backend=backend, dynamic=dynamic, recompile_limit=RECOMPILES, isolate_recompiles=True
-        )
+        own: Any = {"recompile_limit": RECOMPILES, "isolate_recompiles": True}
+        return torch.compile(self._plain, backend=backend, dynamic=dynamic, **own)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._call is None:
             return self._plain(*args, **kwargs)
-        with settings():
+        with capturing():
             try:
                 return self._call(*args, **kwargs)
             except TorchDynamoException as error:
@@ -124,14 +123,16 @@ class _Compiled:
         self._session.fixed_sizes = True
         self._call = self._compile(dynamic=False)
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        warnings.warn(f"this model cannot be captured once for all sizes, so each size is captured apart: {first}", stacklevel=4)
+        warnings.warn(
+            f"this model cannot be captured once for all sizes, so each size is captured apart: {first}", stacklevel=4
+        )
 
     def release(self) -> None:
         self._call = None
 
     def __deepcopy__(self, memo: Any) -> None:
         """A copy of a compiled model is a plain model."""
-        return None
+        return
 
 
 def _traceable(module: nn.Module) -> Callable[..., Any]:
@@ -158,7 +159,7 @@ def compile(
     >>> layer = nn.Linear(4, 2)
     >>> handle = compile(layer, budget="1GiB")
     >>> handle
-    Handle(Linear, budget 1.00 GiB, 0 captures)
+    Handle(Linear, budget 1 GiB, 0 captures)
     >>> handle.release()
     """
     if not callable(model):

@@ -81,7 +81,10 @@ class Plan:
         """The plan in words: each graph, which of its sizes are free or fixed, and who holds the peak."""
         from neaptide.report import format_bytes
 
-        lines = [str(self), f"the peak is at: {self.timeline.steps[self.timeline.peak_step] if self.timeline.steps else '-'}"]
+        lines = [
+            str(self),
+            f"the peak is at: {self.timeline.steps[self.timeline.peak_step] if self.timeline.steps else '-'}",
+        ]
         for life in self.held_by[:10]:
             where = " ".join(part for part in (life.path, life.source) if part)
             lines.append(f"  {format_bytes(life.bytes):>10}  {life.kind:<10}  {life.name}  {where}")

@@ -7,6 +7,7 @@ that hold for every allowed size. The idea is BladeDISC++'s symbolic shape graph
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +49,7 @@ class Sizes:
         self.expressions: list[Expr] = []
         self._index: dict[Expr, int] = {}
         self._canonical: dict[Any, Expr] = {}
-        self._symbols = {s.name: sympy.Symbol(s.name, integer=True, positive=True) for s in symbols}
+        self._symbols: dict[str, Any] = {s.name: sympy.Symbol(s.name, integer=True, positive=True) for s in symbols}
         self._function: Callable[..., tuple[int, ...]] | None = None
 
     def symbol(self, name: str) -> Expr:
@@ -92,7 +93,7 @@ class Sizes:
     def shape(self, sizes: Sequence[Any], dims: Sequence[int]) -> tuple[int, ...]:
         """A shape of ints and expressions at the sizes `dims`."""
         values = dict(zip((self._symbols[s.name] for s in self.symbols), dims, strict=True))
-        return tuple(int(self.canonical(size).xreplace(values)) for size in sizes)
+        return tuple(int(self.canonical(size).subs(values)) for size in sizes)
 
     @property
     def hints(self) -> tuple[int, ...]:
@@ -112,15 +113,17 @@ class Sizes:
 
     def _positive(self, expression: Expr) -> bool:
         """Whether a polynomial is above 0 over the whole range: with s = low + t, every coefficient in t is 0 or more."""
-        shifted = {self._symbols[s.name]: sympy.Symbol(s.name + "_t") + s.low for s in self.symbols}
+        if expression.is_number:
+            return bool(sympy.Gt(expression, 0))
+        beyond = [sympy.Symbol(f"{s.name}_beyond") for s in self.symbols]
+        shifted = {self._symbols[s.name]: t + s.low for s, t in zip(self.symbols, beyond, strict=True)}
         try:
-            polynomial = sympy.Poly(sympy.expand(expression.xreplace(shifted)), *(sympy.Symbol(s.name + "_t") for s in self.symbols))
+            terms: dict[Any, Any] = sympy.Poly(sympy.expand(expression.xreplace(shifted)), *beyond).as_dict()
         except (sympy.PolynomialError, sympy.GeneratorsError):
             return False
-        if not all(c.is_number for c in polynomial.coeffs()):
-            return False
-        constant = polynomial.eval({g: 0 for g in polynomial.gens}) if polynomial.gens else polynomial.as_expr()
-        return bool(constant > 0) and all(bool(c >= 0) for c in polynomial.coeffs())
+        constant = terms.get((0,) * len(beyond), 0)
+        known = all(c.is_number for c in terms.values())
+        return known and bool(constant > 0) and all(bool(c >= 0) for c in terms.values())
 
 
 def _compile(symbols: Iterable[Symbol], expressions: Sequence[Expr]) -> Callable[..., tuple[int, ...]]:
@@ -131,7 +134,6 @@ def _compile(symbols: Iterable[Symbol], expressions: Sequence[Expr]) -> Callable
     lines += [f"    {name} = {printer.doprint(part)}" for name, part in shared]
     lines += [f"    return ({''.join(printer.doprint(e) + ', ' for e in reduced)})"]
     space: dict[str, Any] = {}
-    import math
-
-    exec("\n".join(lines), {"math": math, "min": min, "max": max}, space)  # source made here, from sympy, never from a file
+    # The source is made here, from sympy expressions; nothing that came from a file gets in.
+    exec("\n".join(lines), {"math": math, "min": min, "max": max}, space)  # noqa: S102
     return space["sizes"]

@@ -86,13 +86,9 @@ def _check(target: str, made: Any) -> Subject:
         raise InputError(f"{target} returned {got}; it must return {RETURNS}")
     model, inputs, *rest = made
     if not isinstance(model, torch.nn.Module):
-        raise InputError(
-            f"{target} returned a {type(model).__name__} as the model; return an nn.Module first: {RETURNS}"
-        )
+        raise InputError(f"{target} returned a {type(model).__name__} as the model; return an nn.Module first: {RETURNS}")
     if rest and rest[0] is not None and not isinstance(rest[0], torch.optim.Optimizer):
-        raise InputError(
-            f"{target} returned a {type(rest[0]).__name__} as the optimizer; return a torch.optim one or None"
-        )
+        raise InputError(f"{target} returned a {type(rest[0]).__name__} as the optimizer; return a torch.optim one or None")
     try:
         split_inputs(inputs)
     except InputError as error:
@@ -115,11 +111,7 @@ def guard(what: str, call: Callable[[], T]) -> T:
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         ours = str(Path(__file__).parent)
-        where = next(
-            (f for f in reversed(frames) if "site-packages" not in f.filename and ours not in f.filename), None
-        )
-        place = (
-            f" ({where.filename}:{where.lineno})" if where and where.filename != "<frozen importlib._bootstrap>" else ""
-        )
+        where = next((f for f in reversed(frames) if "site-packages" not in f.filename and ours not in f.filename), None)
+        place = f" ({where.filename}:{where.lineno})" if where and where.filename != "<frozen importlib._bootstrap>" else ""
         message = " ".join(str(error).split())
         raise InputError(f"{what} raised {type(error).__name__}: {message}{place}") from error

@@ -41,9 +41,7 @@ class Forge:
         if found is not None:
             return found
         if isinstance(real, (nn.UninitializedParameter, nn.UninitializedBuffer)):
-            raise InputError(
-                "the model has lazy parameters that are not initialised: call it once on a small input first"
-            )
+            raise InputError("the model has lazy parameters that are not initialised: call it once on a small input first")
         with torch.no_grad():
             fake = self._make(real)
         if isinstance(real, nn.Parameter):
@@ -111,9 +109,7 @@ def split_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
             f"inputs is a {type(inputs).__name__}: pass a tensor, a tuple of arguments or a dict of keyword arguments"
         )
     if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves((args, kwargs))):
-        raise InputError(
-            "no tensor among the inputs: pass a tensor, a tuple of arguments or a dict of keyword arguments"
-        )
+        raise InputError("no tensor among the inputs: pass a tensor, a tuple of arguments or a dict of keyword arguments")
     return args, kwargs
 
 

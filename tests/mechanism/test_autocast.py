@@ -6,9 +6,7 @@ from torch import nn
 
 
 def mlp(*extra: nn.Module) -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(8, 16), nn.GELU(), *extra, nn.Linear(16, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 4)
-    )
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), *extra, nn.Linear(16, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 4))
 
 
 def in_bfloat16(model):

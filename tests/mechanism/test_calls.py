@@ -122,8 +122,7 @@ def test_two_sizes_that_happen_to_be_equal_do_not_add_a_capture(both):
     def scenario(call):
         sizes = [(4, 4, 4), (4, 5, 4), (3, 4, 6), (5, 5, 3), (6, 3, 3)]
         return [
-            train(call, torch.randn(b, t, 8, requires_grad=True), torch.randn(b, s, 8, requires_grad=True))
-            for b, t, s in sizes
+            train(call, torch.randn(b, t, 8, requires_grad=True), torch.randn(b, s, 8, requires_grad=True)) for b, t, s in sizes
         ]
 
     both(lambda: attend, scenario)

@@ -70,9 +70,7 @@ def pair():
 
 
 def state_of(model):
-    return [None if p.grad is None else p.grad.clone() for p in model.parameters()], [
-        b.clone() for b in model.buffers()
-    ]
+    return [None if p.grad is None else p.grad.clone() for p in model.parameters()], [b.clone() for b in model.buffers()]
 
 
 def test_a_forward_that_fails_changes_nothing_and_can_be_tried_again(forced):

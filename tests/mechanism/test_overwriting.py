@@ -7,9 +7,7 @@ from torch import nn
 
 import neaptide
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The .grad attribute of a Tensor:UserWarning"
-)  # Dynamo's, at graph breaks
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # Dynamo's, at graph breaks
 
 
 class Shifted(nn.Module):

@@ -8,9 +8,7 @@ from torch.nn import functional as F
 
 
 def mlp(*extra: nn.Module) -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(8, 16), nn.GELU(), *extra, nn.Linear(16, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 4)
-    )
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), *extra, nn.Linear(16, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 4))
 
 
 def steps(count: int = 3):
@@ -153,9 +151,7 @@ def test_sizes_that_the_backward_reads(both):
     def sized(x, n: int):
         batch, length, width = x.shape
         h = x.reshape(batch * length, width).sin().mean(0, keepdim=True).expand(length, width) * n
-        return (x.narrow(1, 1, length - 1).cumsum(1) / length).sum((0, 1)) + h.cos().sum(0) * (batch + n), h.repeat(
-            2, batch
-        )
+        return (x.narrow(1, 1, length - 1).cumsum(1) / length).sum((0, 1)) + h.cos().sum(0) * (batch + n), h.repeat(2, batch)
 
     def scenario(call):
         sizes = [(2, 3, 4), (5, 4, 3), (3, 6, 2)]

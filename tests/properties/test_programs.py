@@ -11,9 +11,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from neaptide.apply import straight, write_in_place
 from neaptide.emit import emit_inference
-from neaptide.graph import Graph, build_graph
+from neaptide.graph import Graph
 from neaptide.memory import envelope, timeline
 from neaptide.program import Program
+from neaptide.trace import build_graph
 from tests.properties.live import Live
 
 INSTRUCTIONS = st.tuples(st.sampled_from(sorted("amrstvceipgxuo")), st.integers(0, 7), st.integers(0, 7))

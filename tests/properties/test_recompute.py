@@ -29,7 +29,12 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.mix, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 48), nn.Linear(16, 64), nn.Linear(64, 16)
+        self.norm, self.mix, self.up, self.down = (
+            nn.LayerNorm(16),
+            nn.Linear(16, 48),
+            nn.Linear(16, 64),
+            nn.Linear(64, 16),
+        )
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         q, k, v = self.mix(self.norm(x)).chunk(3, -1)
@@ -59,7 +64,7 @@ SHAPES: dict[type[nn.Module], Callable[[int, int], tuple[int, ...]]] = {
 def captured(kind: type[nn.Module], sizes: tuple[int, int]) -> tuple[Graph, list[Any], tuple[int, ...]]:
     """A model's joint graph, with the arguments and dims of a call at these sizes."""
     torch.manual_seed(0)
-    model, handle = _compiled(kind)
+    model, _ = _compiled(kind)
     seen: list[Any] = []
     plain = Training.rung
 

@@ -49,9 +49,7 @@ def llama(size: int, large: bool, train: bool) -> Made:
     shape = ((1, 512), (2, 512), (2, 1024))[size] if large else ((2, 16), (3, 24), (2, 40))[size]
     width: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 6, "vocab_size": 16000}
     small: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 211}
-    heads: dict[str, Any] = (
-        {"num_attention_heads": 12, "num_key_value_heads": 4} if large else {"num_attention_heads": 4}
-    )
+    heads: dict[str, Any] = {"num_attention_heads": 12, "num_key_value_heads": 4} if large else {"num_attention_heads": 4}
     config = LlamaConfig(**(width if large else small), **heads)
     return LlamaForCausalLM(config), _tokens(shape, config.vocab_size, train)
 
@@ -114,9 +112,7 @@ def vit(size: int, large: bool, train: bool) -> Made:
     config = ViTConfig(**width) if large else ViTConfig(**small, image_size=32, patch_size=8)
     side = 224 if large else 32
     inputs = {"pixel_values": torch.randn(batch, 3, side, side)}
-    return ViTForImageClassification(config), inputs | (
-        {"labels": torch.zeros(batch, dtype=torch.int64)} if train else {}
-    )
+    return ViTForImageClassification(config), inputs | ({"labels": torch.zeros(batch, dtype=torch.int64)} if train else {})
 
 
 @workload
@@ -143,9 +139,7 @@ class Bottleneck(nn.Module):
     def __init__(self, inside: int, width: int, stride: int) -> None:
         super().__init__()
         outside = 4 * width
-        self.narrow = nn.Sequential(
-            nn.Conv2d(inside, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
-        )
+        self.narrow = nn.Sequential(nn.Conv2d(inside, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True))
         self.across = nn.Sequential(
             nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
         )

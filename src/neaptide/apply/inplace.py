@@ -96,7 +96,7 @@ def _names(graph: Graph, value: int, node: fx.Node) -> bool:
     owner = graph.values[value]
     if owner.part is None:
         return owner.node is node
-    return node.op == "call_function" and node.args[:1] == (owner.node,) and node.args[1] == owner.part
+    return node.op == "call_function" and node.args[0] is owner.node and node.args[1:] == (owner.part,)
 
 
 def _last_reads(program: Program) -> dict[int, int]:

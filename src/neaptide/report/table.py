@@ -77,9 +77,7 @@ def _parts(timeline: Timeline) -> Table:
     for kind in sorted(KINDS, key=lambda kind: -parts[kind]):
         if parts[kind]:
             share = parts[kind] / timeline.peak
-            table.add_row(
-                LABELS[kind], format_bytes(parts[kind]), f"{share:.1%}".replace("%", " %"), "█" * round(24 * share)
-            )
+            table.add_row(LABELS[kind], format_bytes(parts[kind]), f"{share:.1%}".replace("%", " %"), "█" * round(24 * share))
     return table
 
 
@@ -95,9 +93,7 @@ def _holders(timeline: Timeline, top: int) -> Table:
         table.add_row(*_row(life))
     rest = held[top:]
     if rest:
-        table.add_row(
-            format_bytes(sum(life.bytes for life in rest)), "", f"and {len(rest):,} more", "", "", style="dim"
-        )
+        table.add_row(format_bytes(sum(life.bytes for life in rest)), "", f"and {len(rest):,} more", "", "", style="dim")
     return table
 
 

@@ -43,8 +43,7 @@ class Ledger:
         self._modules = [weakref.ref(module) for module in modules]
         self._optimizer = weakref.ref(optimizer) if optimizer is not None else None
         self._reserve = reserve
-        self._saved: dict[int, int] = {}
-        self._calls = 0
+        self._saved: dict[weakref.ref[torch.Tensor], int] = {}
 
     @property
     def saved(self) -> int:
@@ -53,9 +52,7 @@ class Ledger:
 
     def save(self, header: torch.Tensor, nbytes: int) -> None:
         """Enter what a forward saved, for as long as `header`, which it saved with it, lives."""
-        self._calls += 1
-        self._saved[self._calls] = nbytes
-        weakref.finalize(header, self._saved.pop, self._calls, None).atexit = False
+        self._saved[weakref.ref(header, self._saved.pop)] = nbytes
 
     def resident(self) -> tuple[Resident, ...]:
         """Parameters, buffers, gradients and optimizer state, each storage once, and what the user set aside."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -55,7 +55,7 @@ class Session:
         self.units: list[Unit] = []
         self.recent: list[Unit] = []
         self.fixed_sizes = False
-        self.run = run
+        self.run: Callable[[Emitted, list[Any]], Sequence[Any]] = run
         self._turned = False
 
     def next_name(self) -> str:

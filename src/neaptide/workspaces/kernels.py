@@ -81,9 +81,7 @@ def _promoted(*args: Any, threads: int, **named: Any) -> Any:
 @of(*(getattr(aten, name).Tensor for name in ("add_", "sub_", "mul_", "div_")))
 def _promoted_in_place(x: Spec, *args: Any, threads: int, **named: Any) -> Any:
     """A narrower target is computed beside itself as well."""
-    wider = any(
-        isinstance(arg, Spec) and arg.shape and torch.promote_types(x.dtype, arg.dtype) != x.dtype for arg in args
-    )
+    wider = any(isinstance(arg, Spec) and arg.shape and torch.promote_types(x.dtype, arg.dtype) != x.dtype for arg in args)
     return _promoted(x, *args, threads=threads) * (2 if wider else 1)
 
 
