@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 .PHONY: help setup demo test lint bench clean
 
 help:
-	@echo "make demo    predict and measure a training step of GPT-2, and draw it"
+	@echo "make demo    predict and measure a training step of GPT-2, plain and compiled, and draw it"
 	@echo "make test    run the tests"
 	@echo "make lint    check style and types"
 	@echo "make bench   run every benchmark"
@@ -24,8 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/python -m neaptide estimate examples/gpt2.py:gpt2
-	$(BIN)/python -m neaptide measure examples/gpt2.py:gpt2 --html demo.html
+	MALLOC_MMAP_THRESHOLD_=65536 $(BIN)/python examples/demo.py
 
 # Peaks are measured in some tests: freed tensors must go back to the kernel.
 test: $(STAMP)

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from neaptide._torch import FakeTensorMode
+from neaptide._torch import DataDependentOutputException, FakeTensorMode
 from neaptide.accounting import Accounting
 from neaptide.budget import Budget, parse_budget
 from neaptide.dryrun import Loss, account, run_step
 from neaptide.emit import Emitted
-from neaptide.errors import InputError
+from neaptide.errors import CaptureError, InputError
 from neaptide.handle import Handle, device_of
 from neaptide.optimizers import twin_optimizer
 from neaptide.plans import Plan
@@ -54,12 +54,16 @@ def plan(
         handle = Handle(model, session)
         call = model if isinstance(model, torch.nn.Module) else handle
         try:
-            with _gradients_put_back(twins):
+            with _gradients_put_back(twins), _watched(twins.mode, Accounting(twins.modules)):
                 run_step(call, twins.kwargs or twins.args, train, None, loss)  # captures, and learns what flows back
             session.replan(parse_budget(budget, device_of(twins.modules)))
             accounting = Accounting(twins.modules)
             session.run = _told(accounting)
             line = account(accounting, _watched(twins.mode, accounting), call, twins, train, stepper, loss)
+        except DataDependentOutputException as error:
+            raise CaptureError(
+                f"the model needs a value that only a real run knows ({error}); measure a real step instead"
+            ) from error
         finally:
             handle.release()
         made = make_plan(session, ())
