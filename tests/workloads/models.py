@@ -119,7 +119,7 @@ def vit(size: int, large: bool, train: bool) -> Made:
 def unet(size: int, large: bool, train: bool) -> Made:
     from diffusers import UNet2DConditionModel
 
-    batch, side = ((1, 32), (2, 48), (2, 64))[size] if large else ((1, 8), (2, 16), (2, 24))[size]
+    batch, side = ((1, 32), (2, 48), (2, 64))[size] if large else ((2, 8), (3, 16), (2, 24))[size]
     channels = (128, 256, 512) if large else (16, 32)
     model = UNet2DConditionModel(
         sample_size=side,
