@@ -14,7 +14,8 @@ import numpy as np
 
 from neaptide.allocator import allocated
 from neaptide.graph import Graph
-from neaptide.program import Memory, Program, Rerun, Run, Turn
+from neaptide.instances import Instances
+from neaptide.program import Program, Rerun, Run, Turn
 from neaptide.timeline import Kind, Life, Timeline
 
 
@@ -43,7 +44,7 @@ def spans(program: Program) -> tuple[tuple[str, ...], tuple[Span, ...]]:
 
     What is only lent (parameters, buffers, inputs) spans everything. Forward outputs are held by the caller to the end.
     """
-    graph, memory = program.graph, Memory(program)
+    graph, memory = program.graph, Instances(program)
     labels: list[str] = []
     born: dict[int, int] = dict.fromkeys(memory.lent, 0)
     dies: dict[int, int] = {}
@@ -141,9 +142,11 @@ def envelope(program: Program) -> Envelope:
 def _undominated(rows: np.ndarray) -> np.ndarray:
     """The rows that no other row is at least as large as in every column."""
     rows = np.unique(rows, axis=0)
-    rows = rows[np.argsort(-rows.sum(axis=1), kind="stable")]
-    kept: list[np.ndarray] = []
+    rows = rows[np.argsort(-rows.sum(axis=1), kind="stable")]  # a row can only be dominated by one before it
+    kept = np.empty_like(rows)
+    count = 0
     for row in rows:
-        if not kept or not (np.stack(kept) >= row).all(axis=1).any():
-            kept.append(row)
-    return np.stack(kept) if kept else np.zeros((0, rows.shape[1]), dtype=np.int64)
+        if not (kept[:count] >= row).all(axis=1).any():
+            kept[count] = row
+            count += 1
+    return kept[:count].copy()

@@ -8,13 +8,12 @@ when its last value is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
-from neaptide.errors import NeaptideError
-from neaptide.graph import Graph, Op
+from neaptide.graph import Graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +67,6 @@ class Turn:
 
 
 Step: TypeAlias = Run | Rerun | Drop | Mark | Copy | Same | Turn
-
-
-class ProgramError(NeaptideError):
-    """A program breaks a rule. Always a defect in Neaptide: please report it with the message."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,146 +201,3 @@ def with_drops(
         placed.append(step)
         placed.extend(Drop(v) for v in drops.get(position, ()))
     return Program(graph, tuple(placed), absent, carried)
-
-
-class Memory:
-    """Which instance each value lives in, as steps are followed: the one reading of aliasing that all judges share.
-
-    `follow` yields what each step does to instances: those that are born by it and those that die with it.
-    """
-
-    def __init__(self, program: Program) -> None:
-        graph = self.graph = program.graph
-        self.tangents = program.tangents
-        self.home: dict[int, int | None] = {}
-        self.storage: list[int] = []
-        self.values: list[int] = []
-        self._copies: dict[int, int] = {}
-        self.lent = (*self.enter(graph.inputs), *self.enter(graph.constants))
-
-    def enter(self, values: Iterable[int]) -> tuple[int, ...]:
-        """Values from outside: those of one storage share one instance. Returns the new instances."""
-        homes: dict[int, int] = {}
-        for value in values:
-            storage = self.graph.values[value].storage
-            if storage is not None and storage not in homes:
-                homes[storage] = self._new(storage)
-            self._join(value, None if storage is None else homes[storage])
-        return tuple(homes.values())
-
-    def follow(self, step: Step) -> tuple[tuple[int, ...], int | None]:
-        """The instances that `step` brings into being, and the one that it ends."""
-        match step:
-            case Run(op, onto) | Rerun(op, onto):
-                return self._run(self.graph.ops[op], onto), None
-            case Same(op, value):
-                self._join(self.graph.ops[op].outputs[0], self.home[value])
-                return (), None
-            case Drop(value):
-                return (), self._leave(value)
-            case Copy(value):
-                storage = self.graph.values[value].storage
-                if storage is None:
-                    return (), None
-                self._copies[value] = self._new(storage)
-                return (self._copies[value],), None
-            case Turn():
-                for value, home in self._copies.items():
-                    self._leave(value)
-                    self._join(value, home)
-                return self.enter(self.tangents), None
-            case Mark():
-                return (), None
-
-    def _run(self, op: Op, onto: int | None) -> tuple[int, ...]:
-        values = self.graph.values
-        homes = {values[v].storage: self.home[v] for v in op.inputs}
-        fresh: list[int] = []
-        for value in op.outputs:
-            storage = values[value].storage
-            if storage is None:
-                self._join(value, None)
-                continue
-            if value in self.home:  # handed out before: the second making is let go of at once
-                if storage not in homes:
-                    fresh.append(self._new(storage))
-                continue
-            home = self.home[onto] if onto is not None else homes.get(storage)
-            if home is None:
-                home = self._new(storage)
-                fresh.append(home)
-            homes[storage] = home
-            self._join(value, home)
-        return tuple(fresh)
-
-    def _leave(self, value: int) -> int | None:
-        home = self.home.pop(value)
-        if home is None:
-            return None
-        self.values[home] -= 1
-        return home if self.values[home] == 0 and home not in self.lent else None
-
-    def _new(self, storage: int) -> int:
-        self.storage.append(storage)
-        self.values.append(0)
-        return len(self.storage) - 1
-
-    def _join(self, value: int, home: int | None) -> None:
-        self.home[value] = home
-        if home is not None:
-            self.values[home] += 1
-
-
-def check(program: Program) -> Program:
-    """The program itself, if it is legal; otherwise a `ProgramError` that names the step and the rule it breaks."""
-    for step, broken in _violations(program):
-        where = program.describe(step) if step is not None else "at the end"
-        raise ProgramError(f"{program.graph.name}: {where}: {broken}")
-    return program
-
-
-def _violations(program: Program) -> Iterator[tuple[Step | None, str]]:
-    graph, memory = program.graph, Memory(program)
-    names = [v.name for v in graph.values]
-    lent = {*graph.inputs, *graph.constants}
-    handed = program.handed
-    stale: set[int] = set()
-    marked: set[int] = set()
-    for step in program.steps:
-        match step:
-            case Run(index, onto) | Rerun(index, onto):
-                op = graph.ops[index]
-                yield from ((step, f"{names[v]} is not there") for v in op.inputs if v not in memory.home)
-                yield from ((step, f"{names[v]} was overwritten") for v in op.inputs if v in stale)
-                already = (v for v in op.outputs if v in memory.home and v not in handed)
-                yield from ((step, f"{names[v]} is there already") for v in already)
-                if isinstance(step, Rerun) and op.once:
-                    yield step, "must not run twice"
-                if isinstance(step, Rerun) and op.random and index not in marked:
-                    yield step, "is random, and its generator was not marked"
-                if onto is not None:
-                    if onto not in op.inputs:
-                        yield step, "can only write over its own input"
-                    stale |= {v for v, home in memory.home.items() if home == memory.home[onto]}
-                stale -= set(op.outputs)
-            case Drop(value):
-                if value not in memory.home:
-                    yield step, "is not there to drop"
-                if value in lent and value not in program.copies:
-                    yield step, "is only lent"
-                stale.discard(value)
-            case Mark(index):
-                marked.add(index)
-            case Turn():
-                out = [v for v in graph.outputs if v is not None]
-                yield from ((step, f"output {names[v]} is not there") for v in out if v not in memory.home or v in stale)
-                stale -= program.copies
-            case Copy(value):
-                if value not in memory.home or value in stale:
-                    yield step, "is not there to copy"
-            case Same(_, value):
-                if value not in memory.home or value in stale:
-                    yield step, f"{names[value]} is not there"
-        memory.follow(step)
-    yield from ((None, f"{names[v]} is not there") for v in handed if v not in memory.home or v in stale)
-    yield from ((None, f"{names[v]} was never dropped") for v in memory.home if v not in lent | handed)

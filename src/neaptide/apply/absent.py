@@ -12,7 +12,8 @@ from collections.abc import Collection
 import torch
 
 from neaptide.graph import Graph, spec_of
-from neaptide.program import Drop, Program, Rerun, Run, Same, Step, check, reads, with_drops
+from neaptide.legality import check
+from neaptide.program import Drop, Program, Rerun, Run, Same, Step, reads, with_drops
 
 ADD = torch.ops.aten.add.Tensor
 

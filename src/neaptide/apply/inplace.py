@@ -13,8 +13,10 @@ import torch
 from torch import fx
 
 from neaptide.graph import Graph, spec_of
+from neaptide.instances import Instances
+from neaptide.legality import check
 from neaptide.ops import can_write_onto_first
-from neaptide.program import Drop, Memory, Program, Rerun, Run, Same, Step, Turn, check, with_drops
+from neaptide.program import Drop, Program, Rerun, Run, Same, Step, Turn, with_drops
 
 COPY = torch.ops.aten.copy_.default
 
@@ -22,7 +24,7 @@ COPY = torch.ops.aten.copy_.default
 def write_in_place(program: Program) -> Program:
     """The program with every safe in-place write put in."""
     graph = program.graph
-    state = _State(graph, _last_reads(program), _overwritten_inputs(graph), Memory(program), Memory(program))
+    state = _State(graph, _last_reads(program), _overwritten_inputs(graph), Instances(program), Instances(program))
     steps: list[Step] = []
     for position, step in enumerate(program.steps):
         chosen = step
@@ -50,8 +52,8 @@ class _State:
     graph: Graph
     last: dict[int, int]
     overwritten: frozenset[int]
-    plain: Memory
-    merged: Memory
+    plain: Instances
+    merged: Instances
     ours: set[int] = field(default_factory=set)
 
     def target(self, index: int, position: int) -> int | None:
@@ -101,7 +103,7 @@ def _names(graph: Graph, value: int, node: fx.Node) -> bool:
 
 def _last_reads(program: Program) -> dict[int, int]:
     """For each instance, the position of the last step that reads any of its values; what is handed out: past the end."""
-    graph, memory = program.graph, Memory(program)
+    graph, memory = program.graph, Instances(program)
     last: dict[int, int] = {}
     for position, step in enumerate(program.steps):
         if isinstance(step, (Run, Rerun)):

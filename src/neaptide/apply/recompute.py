@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from neaptide.graph import Graph
-from neaptide.program import Copy, Mark, Program, Rerun, Run, Step, Turn, check, with_drops
+from neaptide.legality import check
+from neaptide.program import Copy, Mark, Program, Rerun, Run, Step, Turn, with_drops
 
 
 def straight(graph: Graph) -> Program:

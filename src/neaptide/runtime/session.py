@@ -105,18 +105,21 @@ class Session:
         return make_plan(self, self.ledger.resident())
 
     def choose(self, unit: Unit, dims: Dims) -> Rung:
-        """The rung for new sizes: the first that fits the budget; without one, that with the lowest peak."""
+        """The rung for new sizes: the one that recomputes least among those that fit the budget.
+
+        Without a limit, among those whose peak is as good as the lowest.
+        """
         start = time.perf_counter()
         peaks = {rung.number: rung.envelope.peak(dims) for rung in unit.rungs}
         self.stats.plans += 1
-        lowest = min(unit.rungs, key=lambda rung: (peaks[rung.number], rung.reruns))
-        chosen = lowest
+        lowest = min(unit.rungs, key=lambda rung: peaks[rung.number])
+        base, limit = 0, int(peaks[lowest.number] * (1 if self.budget.smallest else AS_GOOD))
         if self.budget.limit is not None:
-            base = self.base(unit, dims)
-            fitting = [r for r in unit.rungs if base + peaks[r.number] <= self.budget.limit]
-            if not fitting:
-                raise self._no(unit, lowest, dims, base + peaks[lowest.number])
-            chosen = min(fitting, key=lambda rung: rung.reruns)
+            base, limit = self.base(unit, dims), self.budget.limit
+        fitting = [rung for rung in unit.rungs if base + peaks[rung.number] <= limit]
+        if not fitting:
+            raise self._no(unit, lowest, dims, base + peaks[lowest.number])
+        chosen = min(fitting, key=lambda rung: (rung.reruns, peaks[rung.number]))
         self.stats.planning_seconds += time.perf_counter() - start
         return chosen
 
@@ -142,6 +145,9 @@ class Session:
             smallest=smallest,
         )
 
+
+AS_GOOD = 1.002
+"""Peaks that differ by less than this are as good as each other: no measurement tells them apart."""
 
 OPTIONS = ("budget", "reserve", "exact")
 

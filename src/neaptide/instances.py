@@ -1,0 +1,100 @@
+"""Which memory each value lives in as a program's steps are followed: the one reading of aliasing that all judges share.
+
+In: a program, step by step. Out: instances of storages: an op that makes fresh memory starts one, views and in-place results
+join the instance of what they view or overwrite, and an instance dies when its last value is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from neaptide.graph import Op
+from neaptide.program import Copy, Drop, Mark, Program, Rerun, Run, Same, Step, Turn
+
+
+class Instances:
+    """Which instance each value lives in after the steps followed so far.
+
+    `follow` yields what each step does to instances: those that are born by it and those that die with it.
+    """
+
+    def __init__(self, program: Program) -> None:
+        graph = self.graph = program.graph
+        self.tangents = program.tangents
+        self.home: dict[int, int | None] = {}
+        self.storage: list[int] = []
+        self.values: list[int] = []
+        self._copies: dict[int, int] = {}
+        self.lent = (*self.enter(graph.inputs), *self.enter(graph.constants))
+
+    def enter(self, values: Iterable[int]) -> tuple[int, ...]:
+        """Values from outside: those of one storage share one instance. Returns the new instances."""
+        homes: dict[int, int] = {}
+        for value in values:
+            storage = self.graph.values[value].storage
+            if storage is not None and storage not in homes:
+                homes[storage] = self._new(storage)
+            self._join(value, None if storage is None else homes[storage])
+        return tuple(homes.values())
+
+    def follow(self, step: Step) -> tuple[tuple[int, ...], int | None]:
+        """The instances that `step` brings into being, and the one that it ends."""
+        match step:
+            case Run(op, onto) | Rerun(op, onto):
+                return self._run(self.graph.ops[op], onto), None
+            case Same(op, value):
+                self._join(self.graph.ops[op].outputs[0], self.home[value])
+                return (), None
+            case Drop(value):
+                return (), self._leave(value)
+            case Copy(value):
+                storage = self.graph.values[value].storage
+                if storage is None:
+                    return (), None
+                self._copies[value] = self._new(storage)
+                return (self._copies[value],), None
+            case Turn():
+                for value, home in self._copies.items():
+                    self._leave(value)
+                    self._join(value, home)
+                return self.enter(self.tangents), None
+            case Mark():
+                return (), None
+
+    def _run(self, op: Op, onto: int | None) -> tuple[int, ...]:
+        values = self.graph.values
+        homes = {values[v].storage: self.home[v] for v in op.inputs}
+        fresh: list[int] = []
+        for value in op.outputs:
+            storage = values[value].storage
+            if storage is None:
+                self._join(value, None)
+                continue
+            if value in self.home:  # handed out before: the second making is let go of at once
+                if storage not in homes:
+                    fresh.append(self._new(storage))
+                continue
+            home = self.home[onto] if onto is not None else homes.get(storage)
+            if home is None:
+                home = self._new(storage)
+                fresh.append(home)
+            homes[storage] = home
+            self._join(value, home)
+        return tuple(fresh)
+
+    def _leave(self, value: int) -> int | None:
+        home = self.home.pop(value)
+        if home is None:
+            return None
+        self.values[home] -= 1
+        return home if self.values[home] == 0 and home not in self.lent else None
+
+    def _new(self, storage: int) -> int:
+        self.storage.append(storage)
+        self.values.append(0)
+        return len(self.storage) - 1
+
+    def _join(self, value: int, home: int | None) -> None:
+        self.home[value] = home
+        if home is not None:
+            self.values[home] += 1
