@@ -1,6 +1,7 @@
 """What every test runs under: no network, the same random numbers, an instruction set that all machines have."""
 
 import os
+from collections.abc import Iterator
 
 # Before torch is imported: AMX can be advertised and not usable, and bf16 then dies with SIGILL.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -20,3 +21,11 @@ settings.load_profile("neaptide")
 @pytest.fixture(autouse=True)
 def _same_random_numbers() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def fresh_captures() -> Iterator[None]:
+    """Nothing captured before the test, nothing left after it."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,14 +12,9 @@ from torch import nn
 import neaptide
 from neaptide.graph import Graph
 
+pytestmark = pytest.mark.usefixtures("fresh_captures")
+
 log = logging.getLogger(__name__)
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class Model(nn.Module):

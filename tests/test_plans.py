@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,12 +13,7 @@ from neaptide.dryrun import run_step
 from neaptide.timeline import Timeline
 from tests.workloads.models import make
 
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_captures")
 
 
 class Broken(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,14 +15,9 @@ from neaptide.dryrun import loss_of
 from neaptide.twins import split_inputs
 from tests.workloads.models import FACTORIES, make
 
+pytestmark = pytest.mark.usefixtures("fresh_captures")
+
 NAMES = sorted(FACTORIES)
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def sized(name: str, train: bool) -> tuple[nn.Module, list[Any]]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 from tests.mechanism.oracle import POINTS, Forced, Oracle
 
 from neaptide import capture
@@ -35,7 +32,5 @@ def rung(request: pytest.FixtureRequest, forced: Forced) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+def _fresh(fresh_captures: None) -> None:
+    """Every case captures for itself."""
