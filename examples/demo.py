@@ -3,6 +3,8 @@
 MALLOC_MMAP_THRESHOLD_=65536 python examples/demo.py
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from gpt2 import gpt2
@@ -16,6 +18,15 @@ from neaptide.report import format_bytes, write_html
 console = Console()
 
 
+@contextmanager
+def doing(what: str) -> Iterator[None]:
+    """A spinner on a terminal, a line elsewhere."""
+    if not console.is_terminal:
+        console.print(f"{what} ...")
+    with console.status(what):
+        yield
+
+
 def measured() -> int:
     """The true peak of one step, after two that warm up."""
     for _ in range(2):
@@ -27,13 +38,13 @@ def measured() -> int:
 
 
 model, inputs, optimizer = gpt2()
-with console.status("predicting plain PyTorch: a dry run, nothing is executed"):
+with doing("predicting plain PyTorch: a dry run, nothing is executed"):
     plain = neaptide.estimate(model, inputs, optimizer=optimizer)
-with console.status("capturing and planning, nothing is executed (half a minute)"):
+with doing("capturing and planning, nothing is executed (half a minute)"):
     plan = neaptide.plan(model, inputs, train=True, optimizer=optimizer)
-with console.status("measuring plain PyTorch"):
+with doing("measuring plain PyTorch"):
     before = measured()
-with console.status("capturing and measuring under Neaptide (half a minute)"):
+with doing("capturing and measuring under Neaptide (half a minute)"):
     handle = neaptide.compile(model, budget=plan.peak, optimizer=optimizer)
     after = measured()
 
