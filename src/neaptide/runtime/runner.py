@@ -61,6 +61,11 @@ class Unit:
         """The same for the outputs: what one graph hands to the next is one memory."""
         self._where = _places(graph)
 
+    @cached_property
+    def customary(self) -> Envelope:
+        """What PyTorch itself would take at best."""
+        return self.rungs[0].envelope
+
     def catch_up(self) -> None:
         """Go on with what earlier calls taught."""
 
@@ -117,6 +122,12 @@ class Training(Unit):
             self._changing |= self._watched
             programs = [write_in_place(recompute(graph, keep, self._changing)) for keep in keeps.values()]
         self._set(programs)
+
+    @cached_property
+    def customary(self) -> Envelope:
+        """The last starting point (PyTorch's own, where it could say) with nothing written in place or left out."""
+        *_, keep = self._keeps.values()
+        return envelope(recompute(self.graph, keep, self.graph.mutated))
 
     def catch_up(self) -> None:
         """Go on with what the last backward taught, but not inside a backward: a checkpoint repeats its forward there."""

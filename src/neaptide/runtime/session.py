@@ -107,13 +107,15 @@ class Session:
     def choose(self, unit: Unit, dims: Dims) -> Rung:
         """The rung for new sizes: the one that recomputes least among those that fit the budget.
 
-        Without a limit, among those whose peak is as good as the lowest.
+        Without a budget, among those that take no more than PyTorch's own choice of what to recompute; with "min", the lowest.
         """
         start = time.perf_counter()
         peaks = {rung.number: rung.envelope.peak(dims) for rung in unit.rungs}
         self.stats.plans += 1
         lowest = min(unit.rungs, key=lambda rung: peaks[rung.number])
-        base, limit = 0, int(peaks[lowest.number] * (1 if self.budget.smallest else AS_GOOD))
+        base, limit = 0, peaks[lowest.number]
+        if not self.budget.smallest:
+            limit = max(limit, int(unit.customary.peak(dims) * AS_GOOD))
         if self.budget.limit is not None:
             base, limit = self.base(unit, dims), self.budget.limit
         fitting = [rung for rung in unit.rungs if base + peaks[rung.number] <= limit]
@@ -146,7 +148,7 @@ class Session:
         )
 
 
-AS_GOOD = 1.002
+AS_GOOD = 1.005
 """Peaks that differ by less than this are as good as each other: no measurement tells them apart."""
 
 OPTIONS = ("budget", "reserve", "exact")
