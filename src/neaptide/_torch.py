@@ -8,11 +8,9 @@ from torch.utils._sympy.printers import PythonPrinter as PythonPrinter
 # A backend's graphs come through AOTAutograd; the public way (`torch._dynamo.backends.common`) lives under a private name.
 from torch._dynamo.backends.common import aot_autograd as aot_autograd
 
-# The joint graph is split by the caller; these tell forward inputs from tangents, and sizes from tensors, as torch itself does.
+# The joint graph is split by the caller; this tells forward inputs from tangents, as torch itself does.
 from torch._functorch.partitioners import (
-    _is_primal as is_primal,
     _is_tangent as is_tangent,
-    is_sym_node as is_sym_node,
     # PyTorch's own choice of what to save is one of the starting points of ours.
     min_cut_rematerialization_partition as min_cut_partition,
 )
@@ -20,7 +18,6 @@ from torch._functorch.partitioners import (
 # Descriptions of the inputs and outputs that AOTAutograd puts on a graph's nodes.
 from torch._functorch._aot_autograd.descriptors import (
     BufferAOTInput as BufferAOTInput,
-    GradAOTOutput as GradAOTOutput,
     InputMutationAOTOutput as InputMutationAOTOutput,
     ParamAOTInput as ParamAOTInput,
     PlainAOTInput as PlainAOTInput,
