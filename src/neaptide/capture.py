@@ -30,6 +30,7 @@ from neaptide._torch import (
 )
 from neaptide.declare import declare, refuse_to_run
 from neaptide.graph import Input
+from neaptide.rewrite import fuse_linear, fuse_matmul
 from neaptide.search.recompute import starting_points
 from neaptide.simplify import simplify
 from neaptide.trace import build_graph
@@ -71,8 +72,11 @@ class _Piece:
 
     def inference(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
         simplify(gm)
-        graph = build_graph(gm, self.named(gm), name=self.session.next_name())
-        return _boxed(self.session.add_inference(graph))
+        fuse_linear(gm)
+        fuse_matmul(gm)
+        named = self.named(gm)
+        graph = build_graph(gm, named, name=self.session.next_name())
+        return _boxed(self.session.add_inference(graph, named))
 
     def partition(
         self, joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **settings: Any

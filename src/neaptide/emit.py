@@ -19,8 +19,10 @@ from torch.fx.node import map_arg
 
 from neaptide import generator
 from neaptide.graph import Graph
+from neaptide.loops import Looped, write_loop
 from neaptide.ops import PART_OF, in_place_variant
-from neaptide.program import Copy, Mark, Program, Rerun, Run, Same, Step
+from neaptide.program import Copy, Loop, Mark, Program, Rerun, Run, Same, Step, reads
+from neaptide.rounds import Round
 
 Piece: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 
@@ -34,14 +36,16 @@ class Emitted:
 
     @property
     def source(self) -> str:
-        """The Python source of the piece."""
-        return self.module.code
+        """The Python source of the piece and of its loops."""
+        loops = [m for m in self.module.children() if isinstance(m, Looped)]
+        return "\n".join([*(part for loop in loops for part in (loop.module.code, loop.source)), self.module.code])
 
 
 def emit_inference(program: Program) -> Emitted:
     """The whole program as one piece: the graph's inputs in, its outputs out."""
     piece = _Piece(program.graph)
     piece.take(program.graph.inputs)
+    piece.read_sizes(program.steps)
     piece.steps(program.steps)
     return piece.done([piece.out(v) for v in program.graph.outputs], "infer")
 
@@ -54,6 +58,7 @@ def emit_forward(program: Program, slots: Sequence[int], marks: Sequence[int], s
     graph = program.graph
     piece = _Piece(graph)
     piece.take(graph.inputs)
+    piece.read_sizes(program.steps[: program.turn])
     piece.steps(program.steps[: program.turn])
     saved = frozenset(program.saved)
     outputs = [piece.out(v) for v in graph.outputs]
@@ -108,12 +113,19 @@ class _Piece:
         self.copies: dict[int, fx.Node] = {}
         self.states: dict[int, fx.Node] = {}
         self.empty: dict[int, fx.Node] = {}
-        self.of_node = {v.node: i for i, v in enumerate(source.values) if v.part is None}
-        self.of_part = {(v.node, v.part): i for i, v in enumerate(source.values) if v.part is not None}
+        self.dims: list[fx.Node] = []
+        self.loops: dict[str, Looped] = {}
 
     def take(self, values: Sequence[int]) -> None:
         for value in values:
             self.names[value] = self.graph.placeholder(self.source.values[value].name.replace(".", "_part"))
+
+    def read_sizes(self, steps: Sequence[Step]) -> None:
+        """The free sizes, for the loops among the steps, read before any input is let go of."""
+        if any(isinstance(step, Loop) for step in steps):
+            for position, dim in self.source.places:
+                given = self.names[self.source.inputs[position]]
+                self.dims.append(given if dim is None else self.graph.call_function(torch.ops.aten.sym_size.int, (given, dim)))
 
     def out(self, value: int | None) -> fx.Node | None:
         return None if value is None else self.name(value)
@@ -149,6 +161,8 @@ class _Piece:
                     self.copies[value] = self.graph.call_function(torch.ops.aten.clone.default, (self.name(value),))
                 case Same(op, value):
                     self.names[self.source.ops[op].outputs[0]] = self.name(value)
+                case Loop():
+                    self.loop(step)
                 case _:
                     pass  # fx lets go of every name at its last use, which is where the drops are
 
@@ -183,18 +197,43 @@ class _Piece:
         self.graph.call_function(torch.ops.aten.copy_.default, (view, part))
         return whole
 
+    def loop(self, loop: Loop) -> None:
+        name = f"loop_{len(self.loops)}"
+        inner = Round(self.source, loop)
+        body = compiled(inner.graph, {}, f"round_{len(self.loops)}")
+        source = write_loop(name, self.source, loop, inner.cuts, inner.extras)
+        self.loops[name] = Looped(name, source, body.forward, body)
+        made = self.graph.call_module(name, (*self.dims, *(self.name(v) for v in reads(self.source, loop))))
+        made.meta["place"] = inner.place
+        if len(loop.made) == 1:
+            self.names[loop.made[0].value] = made
+            return
+        for position, result in enumerate(loop.made):
+            taken = (made, position)
+            self.names[result.value] = self.graph.create_node(
+                "call_function", operator.getitem, taken, {}, f"{name}_{position}"
+            )
+
     def argument(self, node: fx.Node) -> fx.Node:
-        if node in self.of_node:
-            return self.name(self.of_node[node])
-        key: Any = node.args[:2]
-        if key in self.of_part:
-            return self.name(self.of_part[key])
-        raise AssertionError(f"{node} is an argument of which nothing is known")
+        return self.name(self.source.value_of[node])
 
     def done(self, outputs: list[Any], name: str) -> Emitted:
         self.graph.output(tuple(outputs))
-        self.graph.eliminate_dead_code(lambda node: node.op != "call_function" or node.target is not operator.getitem)
-        unused = frozenset(node.name for node in self.graph.nodes if node.op == "placeholder" and not node.users)
-        self.graph.set_codegen(_Boxed(unused))
-        module = fx.GraphModule(self.source.module, self.graph, name)
+        held: dict[str, Any] = {str(n.target): _held(self.source.module, n) for n in self.graph.nodes if n.op == "get_attr"}
+        module = compiled(self.graph, {**held, **self.loops}, name)
         return Emitted(module.forward, module)
+
+
+def compiled(graph: fx.Graph, held: dict[str, Any], name: str) -> fx.GraphModule:
+    """A graph as a module that takes one list of arguments and lets go of each at its last use."""
+    graph.eliminate_dead_code(lambda node: node.op != "call_function" or node.target is not operator.getitem)
+    unused = frozenset(node.name for node in graph.nodes if node.op == "placeholder" and not node.users)
+    graph.set_codegen(_Boxed(unused))
+    return fx.GraphModule(held, graph, name)
+
+
+def _held(module: fx.GraphModule, node: fx.Node) -> Any:
+    held: Any = module
+    for part in str(node.target).split("."):
+        held = getattr(held, part)
+    return held

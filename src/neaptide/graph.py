@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves, tree_map
 
 from neaptide.sizes import Sizes
 from neaptide.timeline import Kind
@@ -125,6 +127,30 @@ class Graph:
     def trains(self) -> bool:
         return bool(self.gradients)
 
+    @cached_property
+    def value_of(self) -> Mapping[fx.Node, int]:
+        """For each node that is one value, that value."""
+        return {node: value for value, node in self.holders.items()}
+
+    @cached_property
+    def places(self) -> tuple[tuple[int, int | None], ...]:
+        """Where among the inputs each free size can be read: as a number, or as a dim of a tensor."""
+        found: dict[str, tuple[int, int | None]] = {}
+        for position, value in enumerate(self.inputs):
+            fake = self.values[value].fake
+            if isinstance(fake, torch.SymInt):
+                found[str(fake.node.expr)] = (position, None)
+            elif isinstance(fake, torch.Tensor):
+                for dim, size in enumerate(fake.shape):
+                    found.setdefault(str(size), (position, dim))
+        return tuple(found[s.name] for s in self.sizes.symbols)
+
+    def operands(self, op: int) -> tuple[int, ...]:
+        """The tensors that an op is given, in the order of its arguments, each as often as it is given."""
+        node = self.ops[op].node
+        given = (self.value_of[leaf] for leaf in tree_leaves((list(node.args), dict(node.kwargs))) if isinstance(leaf, fx.Node))
+        return tuple(v for v in given if isinstance(self.values[v].fake, torch.Tensor))
+
     def storage_of(self, value: int) -> int | None:
         return self.values[value].storage
 
@@ -142,3 +168,15 @@ def spec_of(fake: torch.Tensor) -> Spec:
     """The shape, strides, dtype and device of a fake tensor, as expressions."""
     strides = tuple(expression(s) for s in fake.stride()) if fake.layout is torch.strided else ()
     return Spec(tuple(expression(s) for s in fake.shape), strides, fake.dtype, fake.device.type)
+
+
+def described(node: fx.Node) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call, with a spec for each tensor and an expression for each symbolic number."""
+
+    def as_spec(leaf: Any) -> Any:
+        val = leaf.meta.get("val") if isinstance(leaf, fx.Node) else leaf
+        if isinstance(val, torch.Tensor):
+            return spec_of(val)
+        return expression(val) if isinstance(val, torch.SymInt) else val
+
+    return tree_map(as_spec, list(node.args)), {k: tree_map(as_spec, v) for k, v in node.kwargs.items()}

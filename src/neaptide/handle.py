@@ -150,11 +150,12 @@ def compile(
     optimizer: torch.optim.Optimizer | None = None,
     reserve: str | int = 0,
     exact: bool = False,
+    rewrite: bool = True,
 ) -> Handle:
     """Let a model (in place) or a function run as planned programs inside a budget of bytes.
 
     `optimizer` is counted with its state; `reserve` is set aside for what only the caller knows. `exact=True` forbids
-    whatever may differ from eager in the last bit.
+    whatever may differ from eager in the last bit; `rewrite=False` forbids putting one op in for several of the same meaning.
 
     >>> layer = nn.Linear(4, 2)
     >>> handle = compile(layer, budget="1GiB")
@@ -170,7 +171,7 @@ def compile(
         raise InputError(f"optimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
     reserved = (parse_budget(reserve).limit or 0) if reserve else 0
     modules = modules_of(model)
-    return Handle(model, Session(parse_budget(budget, device_of(modules)), modules, optimizer, reserved, exact))
+    return Handle(model, Session(parse_budget(budget, device_of(modules)), modules, optimizer, reserved, exact, rewrite))
 
 
 def device_of(modules: Sequence[nn.Module]) -> torch.device:

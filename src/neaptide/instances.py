@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from neaptide.graph import Op
-from neaptide.program import Copy, Drop, Mark, Program, Rerun, Run, Same, Step, Turn
+from neaptide.program import Copy, Drop, Loop, Mark, Program, Rerun, Run, Same, Step, Turn
 
 
 class Instances:
@@ -58,6 +58,8 @@ class Instances:
                     self._leave(value)
                     self._join(value, home)
                 return self.enter(self.tangents), None
+            case Loop():
+                return self._loop(step), None
             case Mark():
                 return (), None
 
@@ -80,6 +82,18 @@ class Instances:
                 fresh.append(home)
             homes[storage] = home
             self._join(value, home)
+        return tuple(fresh)
+
+    def _loop(self, loop: Loop) -> tuple[int, ...]:
+        """Only what a loop leaves behind: its body is followed by `memory.spans`."""
+        fresh: list[int] = []
+        for made in loop.made:
+            storage = self.graph.values[made.value].storage
+            home = None if made.onto is None else self.home[made.onto]
+            if home is None and storage is not None:
+                home = self._new(storage)
+                fresh.append(home)
+            self._join(made.value, home)
         return tuple(fresh)
 
     def _leave(self, value: int) -> int | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from neaptide.axes import Flow
 from neaptide.errors import NeaptideError
+from neaptide.graph import Graph
 from neaptide.instances import Instances
-from neaptide.program import Copy, Drop, Mark, Program, Rerun, Run, Same, Step, Turn
+from neaptide.program import Copy, Drop, Loop, Mark, Part, Program, Rerun, Run, Same, Step, Turn, reads
 
 
 class ProgramError(NeaptideError):
@@ -63,6 +65,44 @@ def _violations(program: Program) -> Iterator[tuple[Step | None, str]]:
             case Same(_, value):
                 if value not in memory.home or value in stale:
                     yield step, f"{names[value]} is not there"
+            case Loop():
+                given = reads(graph, step)
+                yield from ((step, f"{names[v]} is not there") for v in given if v not in memory.home or v in stale)
+                yield from ((step, f"{names[m.value]} is there already") for m in step.made if m.value in memory.home)
+                yield from ((step, broken) for broken in _loop_violations(graph, step))
+                for made in step.made:
+                    if made.onto is not None and made.onto in memory.home:
+                        stale |= {v for v, home in memory.home.items() if home == memory.home[made.onto]}
         memory.follow(step)
     yield from ((None, f"{names[v]} is not there") for v in handed if v not in memory.home or v in stale)
     yield from ((None, f"{names[v]} was never dropped") for v in memory.home if v not in lent | handed)
+
+
+def _loop_violations(graph: Graph, loop: Loop) -> Iterator[str]:
+    """Each round reads of what it makes exactly the part that it made, and nothing in it has an effect outside."""
+    names = [v.name for v in graph.values]
+    flows: dict[int, object] = {}
+    cuts: dict[int, set[object]] = {}
+    for step in loop.body:
+        if not isinstance(step, Part):
+            if flows.pop(step.value, None) is None:
+                yield f"{names[step.value]} is not there to drop"
+            continue
+        op = graph.ops[step.op]
+        if op.once or op.random or op.writes:
+            yield f"{op.name} must not run in a loop"
+        for value, flow in zip(graph.operands(step.op), step.axis.inputs, strict=True):
+            cuts.setdefault(value, set()).add(flow)
+            if value in flows and flows[value] != flow:
+                yield f"{op.name} reads {names[value]} along {flow}, which is made along {flows[value]}"
+        flows.update(zip(op.outputs, step.axis.outputs, strict=True))
+    produced = {v: how for part in loop.parts for v, how in zip(graph.ops[part.op].outputs, part.axis.outputs, strict=True)}
+    for made in loop.made:
+        if produced.get(made.value) != made.how:
+            yield f"{names[made.value]} is not made along {made.how}"
+        if made.onto is not None and cuts.get(made.onto) != {made.how}:
+            yield f"{names[made.onto]} is written over, but not read along {made.how} alone"
+    yield from (f"{names[v]} is left in the body" for v in flows)
+    yield from (
+        f"{names[v]} is read before it is complete" for v, how in produced.items() if not isinstance(how, Flow) and v in cuts
+    )

@@ -7,21 +7,26 @@ alive. Rows that another row dominates are pruned, so that a new size costs micr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from neaptide.allocator import allocated
+from neaptide.axes import Flow
 from neaptide.graph import Graph
 from neaptide.instances import Instances
-from neaptide.program import Program, Rerun, Run, Turn
+from neaptide.program import Loop, Part, Program, Rerun, Run, Step, Turn
+from neaptide.shapes import Concrete, rows_of, shapes_of
 from neaptide.timeline import Kind, Life, Timeline
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One instance of a storage, or one op's workspace: alive in the executed steps `born <= step < dies`."""
+    """One instance of a storage, or one op's workspace: alive in the executed steps `born <= step < dies`.
+
+    In a `loop` it is one part's: a part of a storage, or the workspace of the op that runs on a `part`.
+    """
 
     name: str
     size: int
@@ -32,11 +37,18 @@ class Span:
     source: str
     lent: bool
     storage: int | None = None
+    loop: Loop | None = None
+    part: Part | None = None
+
+
+def executed(step: Step) -> int:
+    """How many ops a step executes; in a loop, one round of it."""
+    return len(step.parts) if isinstance(step, Loop) else int(isinstance(step, (Run, Rerun)))
 
 
 def turn_of(program: Program) -> int:
     """How many executed steps come before the turn."""
-    return sum(isinstance(step, (Run, Rerun)) for step in program.steps[: program.turn])
+    return sum(executed(step) for step in program.steps[: program.turn])
 
 
 def spans(program: Program) -> tuple[tuple[str, ...], tuple[Span, ...]]:
@@ -59,10 +71,14 @@ def spans(program: Program) -> tuple[tuple[str, ...], tuple[Span, ...]]:
                 found.append(Span(op.name, op.workspace, "workspace", now, now + 1, op.path, op.source, False))
         elif isinstance(step, Turn):
             turn = len(labels)
+        elif isinstance(step, Loop):
+            found.extend(_inner_spans(graph, step, len(labels)))
         fresh, dead = memory.follow(step)
         now = max(len(labels) - 1, 0) if isinstance(step, (Run, Rerun)) else len(labels)
         born.update(dict.fromkeys(fresh, now))
         dies.update((instance, now + 1) for instance in fresh if memory.values[instance] == 0 and isinstance(step, Rerun))
+        if isinstance(step, Loop):
+            labels.extend(f"in parts: {graph.ops[part.op].label}" for part in step.parts)
         if dead is not None:
             dies[dead] = len(labels)
     end = len(labels)
@@ -82,17 +98,83 @@ def spans(program: Program) -> tuple[tuple[str, ...], tuple[Span, ...]]:
     return tuple(labels), tuple(found)
 
 
+def _inner_spans(graph: Graph, loop: Loop, start: int) -> Iterator[Span]:
+    """What one round of a loop takes beside what it reads from outside and what it makes in the end."""
+    outside = {graph.values[v].storage for part in loop.parts for v in graph.ops[part.op].inputs}
+    alive: dict[int, int] = {}
+    born: dict[int, tuple[int, Loop | None]] = {}
+    now = start - 1
+    for step in loop.body:
+        if isinstance(step, Part):
+            now += 1
+            op = graph.ops[step.op]
+            if op.workspace != graph.nothing:
+                about = (op.path, op.source, False, None, loop, step)
+                yield Span(op.name, op.workspace, "workspace", now, now + 1, *about)
+            outside -= {graph.values[v].storage for v in op.outputs if not _is_view(graph, step.op, v)}
+            for value, how in zip(op.outputs, step.axis.outputs, strict=True):
+                storage = graph.values[value].storage
+                if storage is not None and storage not in outside:
+                    alive[storage] = alive.get(storage, 0) + 1
+                    born.setdefault(storage, (now, loop if isinstance(how, Flow) else None))
+            continue
+        storage = graph.values[step.value].storage
+        if storage in alive:
+            alive[storage] -= 1
+            if alive[storage] == 0:
+                held, (first, part_of) = graph.storages[storage], born.pop(storage)
+                del alive[storage]
+                if held.device == graph.device:
+                    about = (held.path, held.source, False, storage, part_of)
+                    yield Span(held.name, held.size, "temporary", first, now + 1, *about)
+
+
+def _is_view(graph: Graph, op: int, value: int) -> bool:
+    """Whether an op's result lies in the memory of something that it reads."""
+    storage = graph.values[value].storage
+    return any(graph.values[v].storage == storage for v in graph.ops[op].inputs)
+
+
 def timeline(program: Program, dims: Sequence[int]) -> Timeline:
     """Bytes alive at each step of `program` at the sizes `dims`."""
     labels, found = spans(program)
-    sizes = bytes_of(program.graph, dims)
-    lives = (Life(s.name, s.kind, sizes[s.size], s.born, s.dies, s.path, s.source) for s in found)
+    taken = bytes_at(program.graph, dims)
+    lives = (Life(s.name, s.kind, taken(s), s.born, s.dies, s.path, s.source) for s in found)
     return Timeline(labels, tuple(life for life in lives if life.bytes))
 
 
-def bytes_of(graph: Graph, dims: Sequence[int]) -> list[int]:
-    """What the allocator takes for each distinct size of `graph` at `dims`."""
-    return [allocated(n, graph.device) for n in graph.sizes.evaluate(dims)]
+def peak_beyond(program: Program, dims: Sequence[int]) -> int:
+    """Bytes at the highest step at the sizes `dims`; parameters, buffers and inputs are not in it."""
+    labels, found = spans(program)
+    taken = bytes_at(program.graph, dims)
+    change = np.zeros(len(labels) + 1, dtype=np.int64)
+    for span in found:
+        if not span.lent:
+            size = taken(span)
+            change[span.born] += size
+            change[span.dies] -= size
+    return int(change.cumsum()[:-1].max(initial=0))
+
+
+def bytes_at(graph: Graph, dims: Sequence[int]) -> Callable[[Span], int]:
+    """What the allocator takes for a span of `graph` at `dims`."""
+    whole = [allocated(n, graph.device) for n in graph.sizes.evaluate(dims)]
+    known: list[Concrete] = []
+
+    def taken(span: Span) -> int:
+        loop = span.loop
+        if loop is None:
+            return whole[span.size]
+        if not known:
+            known.append(shapes_of(graph).at(dims))
+        (shapes,) = known
+        extent = shapes.sizes[loop.extent]
+        rows = rows_of(extent, loop.chunk)
+        if span.part is not None:
+            return allocated(shapes.part_workspace(span.part.op, span.part.axis, rows, extent), graph.device)
+        return allocated(-(-shapes.sizes[span.size] * rows // extent), graph.device)
+
+    return taken
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +203,7 @@ class Envelope:
 
 
 def envelope(program: Program) -> Envelope:
-    """The `Envelope` of a program: its live sets as integer rows over the distinct sizes, dominated rows pruned."""
+    """The `Envelope` of a program without loops: live sets as integer rows over the distinct sizes, dominated rows pruned."""
     labels, found = spans(program)
     own = [s for s in found if not s.lent]
     columns = sorted({s.size for s in own})
@@ -136,10 +218,10 @@ def envelope(program: Program) -> Envelope:
     for s in own:
         if s.born < turn < s.dies or (s.born < turn == s.dies == len(labels)):
             at_turn[place[s.size]] += 1
-    return Envelope(program.graph, np.array(columns, dtype=np.int64), _undominated(rows), at_turn)
+    return Envelope(program.graph, np.array(columns, dtype=np.int64), undominated(rows), at_turn)
 
 
-def _undominated(rows: np.ndarray) -> np.ndarray:
+def undominated(rows: np.ndarray) -> np.ndarray:
     """The rows that no other row is at least as large as in every column."""
     rows = np.unique(rows, axis=0)
     rows = rows[np.argsort(-rows.sum(axis=1), kind="stable")]  # a row can only be dominated by one before it

@@ -13,6 +13,31 @@ from neaptide.timeline import Kind, Life, Timeline
 
 
 @dataclass(frozen=True, slots=True)
+class RegionPlan:
+    """A region that runs in parts: the modules it runs through, the result and the dim it is cut along, and the parts."""
+
+    path: str
+    result: str
+    dim: int
+    along: str
+    extent: int
+    parts: int
+    rows: int
+    ops: int
+    whole: int
+    """Bytes of all its results, were they made whole."""
+
+    def __str__(self) -> str:
+        from neaptide.report import format_bytes
+
+        where = self.path or self.result
+        return (
+            f"{where}: {self.ops} ops in {self.parts} parts of {self.rows} along {self.along} = {self.extent} "
+            f"(dim {self.dim} of {self.result}; {format_bytes(self.whole)} if whole)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class GraphPlan:
     """How one captured graph runs at one size: its free sizes, what is recomputed, what it saves and takes."""
 
@@ -27,14 +52,18 @@ class GraphPlan:
     peak: int
     """Bytes at its highest step beyond parameters, buffers and inputs."""
     notes: tuple[str, ...] = ()
+    rewrites: tuple[str, ...] = ()
+    regions: tuple[RegionPlan, ...] = ()
+    seconds: float = 0.0
 
     def __str__(self) -> str:
         from neaptide.report import format_bytes
 
         at = ", ".join(f"{name}={size}" for name, size in self.sizes.items()) or "fixed sizes"
         again = f"recomputes {self.reruns} ops ({self.recompute})" if self.reruns else "recomputes nothing"
+        parts = f"{len(self.regions)} regions in parts, " if self.regions else ""
         return (
-            f"{self.name} at {at}: {self.ops} ops, {self.in_place} in place, {again}, "
+            f"{self.name} at {at}: {self.ops} ops, {self.in_place} in place, {parts}{again}, "
             f"saves {format_bytes(self.saved)}, takes {format_bytes(self.peak)}"
         )
 
@@ -59,6 +88,11 @@ class Plan:
     def peak(self) -> int:
         """The predicted peak of the whole step, in bytes."""
         return self.timeline.peak
+
+    @property
+    def seconds(self) -> float:
+        """The predicted time of the graphs' inference, by a model of this machine that is meant for comparing plans."""
+        return sum(graph.seconds for graph in self.graphs)
 
     @property
     def parts(self) -> Mapping[Kind, int]:
@@ -89,6 +123,8 @@ class Plan:
             where = " ".join(part for part in (life.path, life.source) if part)
             lines.append(f"  {format_bytes(life.bytes):>10}  {life.kind:<10}  {life.name}  {where}")
         for graph in self.graphs:
+            lines += [f"{graph.name}: in parts: {region}" for region in graph.regions]
+            lines += [f"{graph.name}: rewritten: {rewrite}" for rewrite in graph.rewrites]
             lines += [f"{graph.name}: {dim} is fixed: {why}" for dim, why in graph.fixed.items()]
             lines += [f"{graph.name}: {note}" for note in graph.notes]
         return "\n".join([*lines, *self.notes])
@@ -104,5 +140,14 @@ class Plan:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Plan:
-        graphs = (GraphPlan(**{**graph, "notes": tuple(graph["notes"])}) for graph in data["graphs"])
-        return Plan(data["budget"], tuple(graphs), Timeline.from_json(data["timeline"]), tuple(data["notes"]))
+        return Plan(
+            data["budget"],
+            tuple(map(_graph_from_json, data["graphs"])),
+            Timeline.from_json(data["timeline"]),
+            tuple(data["notes"]),
+        )
+
+
+def _graph_from_json(data: Mapping[str, Any]) -> GraphPlan:
+    regions = tuple(RegionPlan(**region) for region in data["regions"])
+    return GraphPlan(**{**data, "notes": tuple(data["notes"]), "rewrites": tuple(data["rewrites"]), "regions": regions})

@@ -22,6 +22,7 @@ from neaptide.dryrun import Loss, account, run_step
 from neaptide.emit import Emitted
 from neaptide.errors import CaptureError, InputError
 from neaptide.handle import Handle, device_of
+from neaptide.loops import LAST
 from neaptide.optimizers import twin_optimizer
 from neaptide.plans import Plan
 from neaptide.runtime.compose import make_plan
@@ -36,6 +37,8 @@ def plan(
     train: bool = False,
     optimizer: torch.optim.Optimizer | None = None,
     loss: Loss | None = None,
+    exact: bool = False,
+    rewrite: bool = True,
 ) -> Plan:
     """The plan that `compile(model, budget)` would make for these inputs, with nothing executed or changed.
 
@@ -50,7 +53,7 @@ def plan(
         raise InputError(f"plan takes a torch.nn.Module or a function, not {type(model).__name__}")
     with fake_twins(model, inputs, _WatchedMode) as twins, twins.mode:
         stepper = twin_optimizer(optimizer, twins.twin) if train and optimizer is not None else None
-        session = Session(Budget(), twins.modules, stepper)
+        session = Session(Budget(), twins.modules, stepper, exact=exact, rewrite=rewrite)
         handle = Handle(model, session)
         call = model if isinstance(model, torch.nn.Module) else handle
         try:
@@ -112,6 +115,10 @@ def _told(accounting: Accounting) -> Callable[[Emitted, list[Any]], Sequence[Any
         def run_node(self, n: fx.Node) -> Any:
             accounting.where.told = n.meta.get("place", ("", ""))
             return super().run_node(n)
+
+        def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+            loop = self.fetch_attr(target)
+            return loop.function(lambda given: Told(loop.module).boxed_run(given), LAST, *args)
 
     def run(piece: Emitted, args: list[Any]) -> Sequence[Any]:
         engine, accounting.backward = accounting.backward, False

@@ -8,11 +8,13 @@ when its last value is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
+from neaptide.axes import Axis, Flow
+from neaptide.axes.rules import Reduced
 from neaptide.graph import Graph
 
 
@@ -66,7 +68,42 @@ class Turn:
     """The forward hands out its outputs; the backward begins, with its tangents."""
 
 
-Step: TypeAlias = Run | Rerun | Drop | Mark | Copy | Same | Turn
+@dataclass(frozen=True, slots=True)
+class Part:
+    """In a loop: run an op on one part of what it reads, along an axis of it."""
+
+    op: int
+    axis: Axis
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A whole result of a loop: which part of it each round makes, or how the rounds' results are combined.
+
+    With `onto`, the parts are written over those of an input of which each round reads only its own part.
+    """
+
+    value: int
+    how: Flow | Reduced
+    onto: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Run the body on one part after the other: `chunk` units of the axis at most, of `extent` (a size of the graph) in all."""
+
+    extent: int
+    chunk: int
+    body: tuple[Part | Drop, ...]
+    made: tuple[Made, ...]
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The ops of the body."""
+        return tuple(step for step in self.body if isinstance(step, Part))
+
+
+Step: TypeAlias = Run | Rerun | Drop | Mark | Copy | Same | Turn | Loop
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +127,7 @@ class Program:
     @cached_property
     def gradients(self) -> tuple[int | None, ...]:
         """The graph's gradients, None where one is not made."""
-        made = {v for step in self.steps if isinstance(step, (Run, Rerun, Same)) for v in self.graph.ops[step.op].outputs}
+        made = {v for step in self.steps for v in makes(self.graph, step)}
         there = made | set(self.tangents) | set(self.graph.inputs) | set(self.graph.constants)
         return tuple(v if v in there else None for v in self.graph.gradients)
 
@@ -110,10 +147,9 @@ class Program:
         made = set(self.graph.tangents) | set(self.graph.constants)
         taken: dict[int, None] = {}
         for step in self.steps[self.turn :]:
-            if isinstance(step, (Run, Rerun, Same)):
-                op = self.graph.ops[step.op]
+            if isinstance(step, (Run, Rerun, Same, Loop)):
                 taken.update(dict.fromkeys(v for v in reads(self.graph, step) if v not in made))
-                made.update(op.outputs)
+                made.update(makes(self.graph, step))
         taken.update(dict.fromkeys(v for v in self.gradients if v is not None and v not in made))
         return tuple(taken)
 
@@ -151,6 +187,10 @@ class Program:
                 return f"take {values[value].name} for {ops[op].name}"
             case Turn():
                 return "turn to the backward"
+            case Loop(_, chunk, _, made):
+                names = ", ".join(values[m.value].name for m in made)
+                inner = [f"    {part.op}: {ops[part.op].name}  # {ops[part.op].label}" for part in step.parts]
+                return "\n".join([f"in parts of {chunk} make {names}", *inner])
 
 
 def reads(graph: Graph, step: Step) -> tuple[int, ...]:
@@ -160,8 +200,43 @@ def reads(graph: Graph, step: Step) -> tuple[int, ...]:
             return graph.ops[op].inputs
         case Same(_, value) | Copy(value):
             return (value,)
+        case Loop():
+            return reads_of_parts(graph, step.parts)
         case _:
             return ()
+
+
+def reads_of_parts(graph: Graph, parts: Iterable[Part]) -> tuple[int, ...]:
+    """The values that the body of a loop takes from outside."""
+    inside = {v for part in parts for v in graph.ops[part.op].outputs}
+    return tuple(dict.fromkeys(v for part in parts for v in graph.ops[part.op].inputs if v not in inside))
+
+
+def makes(graph: Graph, step: Step) -> tuple[int, ...]:
+    """The values that are there after a step and were not before."""
+    match step:
+        case Run(op) | Rerun(op) | Same(op):
+            return graph.ops[op].outputs
+        case Loop():
+            return tuple(made.value for made in step.made)
+        case _:
+            return ()
+
+
+def with_inner_drops(graph: Graph, parts: Sequence[Part], late: Iterable[int] = ()) -> tuple[Part | Drop, ...]:
+    """The body of a loop: its ops, with a `Drop` after the last use of each value; those in `late` live to the end."""
+    last = {v: position for position, part in enumerate(parts) for v in graph.ops[part.op].outputs}
+    for position, part in enumerate(parts):
+        last.update((v, position) for v in graph.ops[part.op].inputs if v in last)
+    last.update((v, len(parts) - 1) for v in late)
+    drops: dict[int, list[int]] = {}
+    for value, position in last.items():
+        drops.setdefault(position, []).append(value)
+    body: list[Part | Drop] = []
+    for position, part in enumerate(parts):
+        body.append(part)
+        body.extend(Drop(v) for v in drops.get(position, ()))
+    return tuple(body)
 
 
 def with_drops(
@@ -178,11 +253,11 @@ def with_drops(
     drops: dict[int, list[int]] = {}
     owned: set[int] = set()
     for position, step in enumerate(steps):
-        if isinstance(step, (Run, Rerun, Same)):
+        if isinstance(step, (Run, Rerun, Same, Loop)):
             for value in reads(graph, step):
                 if value in owned:
                     last[value] = position
-            for value in graph.ops[step.op].outputs:
+            for value in makes(graph, step):
                 if value in last and value not in handed:
                     drops.setdefault(last[value], []).append(value)
                 owned.add(value)

@@ -1,4 +1,5 @@
-"""What a traced graph does for nothing, as `cache[:, i] = row` leaves it: slices of a whole dim, copies of a part.
+"""What a traced graph does for nothing: slices of a whole dim and copies of a part, as `cache[:, i] = row` leaves them, and
+copies of what nobody changes, as dropout leaves them in evaluation.
 
 In: an fx graph from AOTAutograd. Out: the same graph, changed in place. A part that is written through such a slice
 becomes a part of the memory itself, which can then be written in place (`apply.inplace`).
@@ -10,12 +11,14 @@ import sys
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from neaptide.graph import spec_of
-from neaptide.ops import PART_OF
+from neaptide.ops import PART_OF, written_arguments
+from neaptide.rewrite.fakes import memory, refresh, replace
 
 SLICE, SCATTER = torch.ops.aten.slice.Tensor, torch.ops.aten.slice_scatter.default
-COPY = torch.ops.aten.copy.default
+COPY, CLONE = torch.ops.aten.copy.default, torch.ops.aten.clone.default
 
 
 def simplify(module: fx.GraphModule) -> None:
@@ -24,6 +27,7 @@ def simplify(module: fx.GraphModule) -> None:
         if node.op == "call_function" and not node.kwargs:
             _take_whole_slice(node)
             _take_copied_part(node)
+    _take_idle_copies(module)
     module.recompile()
 
 
@@ -63,3 +67,27 @@ def _take_copied_part(node: fx.Node) -> None:
         node.replace_input_with(copy, copy.args[1])
         if not copy.users:
             node.graph.erase_node(copy)
+
+
+def _take_idle_copies(module: fx.GraphModule) -> None:
+    """A copy in the same strides is what it copies, if neither is handed out and nothing writes to either."""
+    end = next(n for n in reversed(module.graph.nodes) if n.op == "output")
+    lent = {memory(n) for n in module.graph.nodes if n.op in ("placeholder", "get_attr") and _is_strided(n)}
+    handed = {memory(n) for n in tree_leaves(end.args) if isinstance(n, fx.Node) and _is_strided(n)}
+    written = {memory(w) for n in module.graph.nodes if n.op == "call_function" for w in written_arguments(n)}
+    changed: list[fx.Node] = []
+    for node in list(module.graph.nodes):
+        source = node.args[0] if node.op == "call_function" and node.target is CLONE else None
+        if not isinstance(source, fx.Node) or spec_of(source.meta["val"]) != spec_of(node.meta["val"]):
+            continue
+        if {memory(source), memory(node)} & (lent | handed | written):
+            continue
+        replace(node, source)
+        changed.append(source)
+    if changed:
+        refresh(changed)
+
+
+def _is_strided(node: fx.Node) -> bool:
+    val = node.meta.get("val")
+    return isinstance(val, torch.Tensor) and val.layout is torch.strided

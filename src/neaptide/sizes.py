@@ -84,6 +84,10 @@ class Sizes:
             self._function = None
         return index
 
+    def find(self, size: Any) -> int | None:
+        """The index of `size` in the table; None where it is not in it."""
+        return self._index.get(self.canonical(size))
+
     def evaluate(self, dims: Sequence[int]) -> tuple[int, ...]:
         """Every expression of the table at the sizes `dims`, given in the order of `symbols`."""
         if self._function is None:
@@ -124,6 +128,11 @@ class Sizes:
         constant = terms.get((0,) * len(beyond), 0)
         known = all(c.is_number for c in terms.values())
         return known and bool(constant > 0) and all(bool(c >= 0) for c in terms.values())
+
+
+def print_expression(expression: Expr) -> str:
+    """An expression as Python source over the names of its symbols."""
+    return PythonPrinter().doprint(expression)
 
 
 def _compile(symbols: Iterable[Symbol], expressions: Sequence[Expr]) -> Callable[..., tuple[int, ...]]:

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from neaptide._torch import InputMutationAOTOutput
-from neaptide.graph import Graph, Input, Op, Storage, Value, expression, spec_of
+from neaptide.graph import Graph, Input, Op, Storage, Value, described, expression
 from neaptide.ops import is_once, is_random, written_arguments
 from neaptide.sizes import Sizes
 from neaptide.symbols import fixed_sizes, free_sizes, free_symbols, largest
@@ -211,15 +211,7 @@ class _Builder:
 def _workspace(node: fx.Node, threads: int) -> Any:
     if not isinstance(node.target, torch._ops.OpOverload):
         return 0
-
-    def as_spec(arg: Any) -> Any:
-        val = arg.meta.get("val") if isinstance(arg, fx.Node) else arg
-        if isinstance(val, torch.Tensor):
-            return spec_of(val)
-        return expression(val) if isinstance(val, torch.SymInt) else val
-
-    args = tree_map(as_spec, list(node.args))
-    kwargs = {k: tree_map(as_spec, v) for k, v in node.kwargs.items()}
+    args, kwargs = described(node)
     return workspace(node.target, args, kwargs, threads)
 
 

@@ -1,6 +1,7 @@
 """Turns decisions into programs: changes, never decides."""
 
 from neaptide.apply.absent import without as without
+from neaptide.apply.chunk import chunk as chunk
 from neaptide.apply.inplace import write_in_place as write_in_place
 from neaptide.apply.recompute import recompute as recompute
 from neaptide.apply.recompute import straight as straight

@@ -10,11 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from neaptide.memory import Span, bytes_of, spans, turn_of
-from neaptide.plans import GraphPlan, Plan
-from neaptide.program import Rerun, Run
+from neaptide.axes import Flow
+from neaptide.graph import Graph
+from neaptide.memory import Span, bytes_at, spans, turn_of
+from neaptide.plans import GraphPlan, Plan, RegionPlan
+from neaptide.program import Loop, Rerun, Run
 from neaptide.runtime.ledger import Resident
+from neaptide.shapes import rows_of, shapes_of
 from neaptide.timeline import Life, Timeline
+from neaptide.timing import seconds
 
 if TYPE_CHECKING:
     from neaptide.runtime.runner import Dims, Rung, Unit
@@ -71,12 +75,12 @@ class _Step:
         lives = [Life(r.name, r.kind, r.bytes, 0, self.end, r.path) for r in self.resident]
         counted: set[int] = set()
         for part in self.parts:
-            size = bytes_of(part.unit.graph, part.unit.last)
+            taken = bytes_at(part.rung.usual.graph, part.unit.last)
             for span in part.spans:
                 dies = self._dies(part, span, counted)
                 born = 0 if span.lent else part.at(span.born)
-                if size[span.size] and dies > born:
-                    lives.append(Life(span.name, span.kind, size[span.size], born, dies, span.path, span.source))
+                if dies > born and (size := taken(span)):
+                    lives.append(Life(span.name, span.kind, size, born, dies, span.path, span.source))
         return Timeline(tuple(self.labels), tuple(lives))
 
     def _dies(self, part: _Part, span: Span, counted: set[int]) -> int:
@@ -128,12 +132,38 @@ class _Step:
 
 def _memory(memories: dict[int, int], part: _Part, span: Span) -> int | None:
     """The memory of a span, by the values of its storage that were seen at run time."""
-    values = part.unit.graph.values
+    values = part.rung.usual.graph.values
     return next((m for v, m in memories.items() if values[v].storage == span.storage), None)
 
 
+def _region_plan(graph: Graph, loop: Loop, dims: Dims) -> RegionPlan:
+    """A loop in words: where in the model it is, what it cuts, into how many parts."""
+    shapes = shapes_of(graph).at(dims)
+    extent = shapes.sizes[loop.extent]
+    paths = dict.fromkeys(graph.ops[part.op].path for part in loop.parts)
+    first = next((made for made in loop.made if isinstance(made.how, Flow)), loop.made[0])
+    dim = first.how.dim if isinstance(first.how, Flow) else -1
+    whole = sum(spec.nbytes for part in loop.parts for v in graph.ops[part.op].outputs if (spec := shapes.spec(v)))
+    return RegionPlan(
+        common_path([path for path in paths if path]),
+        graph.values[first.value].name,
+        dim,
+        str(graph.sizes.expressions[loop.extent]),
+        extent,
+        -(-extent // loop.chunk),
+        rows_of(extent, loop.chunk),
+        len(loop.parts),
+        whole,
+    )
+
+
+def common_path(paths: Sequence[str]) -> str:
+    """The first and last of the modules that a region runs through."""
+    return paths[0] if len(set(paths)) == 1 else f"{paths[0]} to {paths[-1]}" if paths else ""
+
+
 def _graph_plan(unit: Unit, rung: Rung, dims: Dims) -> GraphPlan:
-    graph, steps = unit.graph, rung.usual.steps
+    graph, steps = rung.usual.graph, rung.usual.steps
     return GraphPlan(
         graph.name,
         {s.origin: d for s, d in zip(graph.sizes.symbols, dims, strict=True)},
@@ -142,7 +172,10 @@ def _graph_plan(unit: Unit, rung: Rung, dims: Dims) -> GraphPlan:
         sum(isinstance(step, Run) for step in steps),
         rung.reruns,
         sum(isinstance(step, (Run, Rerun)) and step.onto is not None for step in steps),
-        rung.envelope.kept(dims) if graph.trains else 0,
-        rung.envelope.peak(dims),
+        rung.kept(dims) if graph.trains else 0,
+        rung.peak(dims),
         graph.notes,
+        rung.rewrites,
+        tuple(_region_plan(graph, loop, dims) for loop in rung.loops),
+        seconds(rung.usual, dims) if not graph.trains else 0.0,
     )

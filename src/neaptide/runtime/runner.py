@@ -7,7 +7,7 @@ tensor that is saved with the rest, so that any number of calls may be under way
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from neaptide._torch import autograd_context, current_backward
-from neaptide.apply import recompute, straight, without, write_in_place
+from neaptide.apply import chunk, recompute, straight, without, write_in_place
 from neaptide.emit import Emitted, emit_backward, emit_forward, emit_inference
-from neaptide.graph import Graph, spec_of
-from neaptide.memory import Envelope, envelope
-from neaptide.program import Program, Rerun
+from neaptide.graph import Graph, Input, spec_of
+from neaptide.memory import Envelope, envelope, peak_beyond
+from neaptide.program import Loop, Program, Rerun
+from neaptide.rewrite import rewritten
+from neaptide.runtime.chunking import Chunking
+from neaptide.trace import build_graph
 
 if TYPE_CHECKING:
     from neaptide.runtime.session import Session
@@ -37,9 +40,24 @@ class Rung:
     usual: Program
     """The program with the tangents that are usually absent left out: what a step is expected to take."""
 
+    rewrites: tuple[str, ...] = ()
+    """What was put in for something else of the same meaning."""
+
     @cached_property
-    def envelope(self) -> Envelope:
+    def loops(self) -> tuple[Loop, ...]:
+        return tuple(step for step in self.usual.steps if isinstance(step, Loop))
+
+    @cached_property
+    def _envelope(self) -> Envelope:
         return envelope(self.usual)
+
+    def peak(self, dims: Dims) -> int:
+        """Bytes at the highest step, beyond parameters, buffers and inputs."""
+        return peak_beyond(self.usual, dims) if self.loops else self._envelope.peak(dims)
+
+    def kept(self, dims: Dims) -> int:
+        """Bytes that the forward leaves behind."""
+        return 0 if self.loops else self._envelope.kept(dims)
 
     @cached_property
     def reruns(self) -> int:
@@ -59,12 +77,16 @@ class Unit:
         """For each input of the last call at new sizes, which memory it was in."""
         self.handed: dict[int, int] = {}
         """The same for the outputs: what one graph hands to the next is one memory."""
-        self._where = _places(graph)
+        self._where = graph.places
 
     @cached_property
     def customary(self) -> Envelope:
         """What PyTorch itself would take at best."""
-        return self.rungs[0].envelope
+        return self.rungs[0]._envelope
+
+    def tighter(self, dims: Dims, room: int | None) -> Rung | None:
+        """A way to run that takes no more than `room`, beyond the rungs; without a room, the one that takes least."""
+        return None
 
     def catch_up(self) -> None:
         """Go on with what earlier calls taught."""
@@ -75,22 +97,59 @@ class Unit:
         found = self.chosen.get(dims)
         if found is None:
             found = self.session.choose(self, dims)
-            self.kept[dims] = found.envelope.kept(dims)
+            self.kept[dims] = found.kept(dims)
             self.chosen[dims] = found
-            self.given = _memories(self.graph.inputs, args)
+            self.given = _memories(found.program.graph.inputs, args)
             self.handed = {}
         self.session.called(self)
         return found
 
 
 class Inference(Unit):
-    """A graph without a backward."""
+    """A graph without a backward. Where it does not fit as it is, a rewritten form of it may, and regions run in parts."""
 
-    def __init__(self, graph: Graph, session: Session) -> None:
+    def __init__(self, graph: Graph, session: Session, described: Mapping[str, Input]) -> None:
         super().__init__(graph, session)
+        self._described = described
         program = write_in_place(straight(graph))
         self.rungs = (Rung(0, "nothing", program, program),)
+        self._made: dict[object, Rung] = {}
         self._pieces: dict[int, Emitted] = {}
+
+    def tighter(self, dims: Dims, room: int | None) -> Rung | None:
+        graph, rewrites = self._rewritten
+        if rewrites and room is not None:
+            plain = self._rung((), lambda: straight(graph), rewrites)
+            if plain.peak(dims) <= room:
+                return plain
+        ways = self._chunking.ways(dims, room, self.session.exact)
+        found = None
+        for way in ways:
+            rung = self._rung((way.chosen, way.late), lambda way=way: chunk(graph, way.chosen, way.late), rewrites)
+            if room is not None and rung.peak(dims) <= room:
+                return rung
+            ways.told(rung.peak(dims))
+            if found is None or rung.peak(dims) < found.peak(dims):
+                found = rung
+        return found
+
+    @cached_property
+    def _rewritten(self) -> tuple[Graph, tuple[str, ...]]:
+        """The graph in which what is written out became one op, where that is the same in meaning; and what was rewritten."""
+        if self.session.exact or not self.session.rewrite:
+            return self.graph, ()
+        module, rewrites = rewritten(self.graph.module)
+        return (build_graph(module, self._described, name=self.graph.name), rewrites) if rewrites else (self.graph, ())
+
+    @cached_property
+    def _chunking(self) -> Chunking:
+        return Chunking(self._rewritten[0])
+
+    def _rung(self, key: object, program: Callable[[], Program], rewrites: tuple[str, ...]) -> Rung:
+        if key not in self._made:
+            made = write_in_place(program())
+            self._made[key] = Rung(len(self._made) + 1, "nothing", made, made, rewrites)
+        return self._made[key]
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         rung = self.rung(args)
@@ -99,7 +158,7 @@ class Inference(Unit):
             piece = self._pieces[rung.number] = emit_inference(rung.program)
         results = self.session.run(piece, args)
         if not self.handed:
-            self.handed = _memories(self.graph.outputs, results)
+            self.handed = _memories(rung.program.graph.outputs, results)
         return results
 
 
@@ -232,19 +291,6 @@ def _guess_absent(graph: Graph) -> frozenset[int]:
     """The tangents that the first step is expected to lack: with a scalar output, a loss, all others."""
     scalars = [v for v in graph.tangents if graph.values[v].fake.dim() == 0]
     return frozenset(v for v in graph.tangents if v not in scalars) if scalars else frozenset()
-
-
-def _places(graph: Graph) -> list[tuple[int, int | None]]:
-    """Where among the arguments each symbol can be read: as an int, or as a dim of a tensor."""
-    found: dict[str, tuple[int, int | None]] = {}
-    for position, value in enumerate(graph.inputs):
-        fake = graph.values[value].fake
-        if isinstance(fake, torch.SymInt):
-            found[str(fake.node.expr)] = (position, None)
-        elif isinstance(fake, torch.Tensor):
-            for dim, size in enumerate(fake.shape):
-                found.setdefault(str(size), (position, dim))
-    return [found[s.name] for s in graph.sizes.symbols]
 
 
 def _superset(graph: Graph, programs: Sequence[Program]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

@@ -14,7 +14,7 @@ from torch import nn
 from neaptide.budget import Budget, parse_budget
 from neaptide.emit import Emitted
 from neaptide.errors import BudgetError, InputError
-from neaptide.graph import Graph
+from neaptide.graph import Graph, Input
 from neaptide.memory import timeline
 from neaptide.plans import Plan
 from neaptide.report import format_bytes
@@ -48,8 +48,9 @@ class Session:
         optimizer: torch.optim.Optimizer | None = None,
         reserve: int = 0,
         exact: bool = False,
+        rewrite: bool = True,
     ) -> None:
-        self.budget, self.exact = budget, exact
+        self.budget, self.exact, self.rewrite = budget, exact, rewrite
         self.ledger = Ledger(modules, optimizer, reserve)
         self.stats = Stats()
         self.units: list[Unit] = []
@@ -61,8 +62,8 @@ class Session:
     def next_name(self) -> str:
         return f"graph {len(self.units)}"
 
-    def add_inference(self, graph: Graph) -> Inference:
-        unit = Inference(graph, self)
+    def add_inference(self, graph: Graph, described: Mapping[str, Input]) -> Inference:
+        unit = Inference(graph, self, described)
         self._add(unit)
         return unit
 
@@ -110,20 +111,31 @@ class Session:
         Without a budget, among those that take no more than PyTorch's own choice of what to recompute; with "min", the lowest.
         """
         start = time.perf_counter()
-        peaks = {rung.number: rung.envelope.peak(dims) for rung in unit.rungs}
         self.stats.plans += 1
-        lowest = min(unit.rungs, key=lambda rung: peaks[rung.number])
-        base, limit = 0, peaks[lowest.number]
-        if not self.budget.smallest:
-            limit = max(limit, int(unit.customary.peak(dims) * AS_GOOD))
-        if self.budget.limit is not None:
-            base, limit = self.base(unit, dims), self.budget.limit
-        fitting = [rung for rung in unit.rungs if base + peaks[rung.number] <= limit]
-        if not fitting:
-            raise self._no(unit, lowest, dims, base + peaks[lowest.number])
-        chosen = min(fitting, key=lambda rung: (rung.reruns, peaks[rung.number]))
-        self.stats.planning_seconds += time.perf_counter() - start
-        return chosen
+        try:
+            return self._choose(unit, dims)
+        finally:
+            self.stats.planning_seconds += time.perf_counter() - start
+
+    def _choose(self, unit: Unit, dims: Dims) -> Rung:
+        peaks = {rung: rung.peak(dims) for rung in unit.rungs}
+        lowest = min(unit.rungs, key=lambda rung: peaks[rung])
+        if self.budget.smallest:
+            tightest = unit.tighter(dims, None)
+            return tightest if tightest is not None and tightest.peak(dims) < peaks[lowest] else lowest
+        if self.budget.limit is None:
+            room = max(peaks[lowest], int(unit.customary.peak(dims) * AS_GOOD))
+        else:
+            room = self.budget.limit - self.base(unit, dims)
+        fitting = [rung for rung in unit.rungs if peaks[rung] <= room]
+        if fitting:
+            return min(fitting, key=lambda rung: (rung.reruns, peaks[rung]))
+        tighter = unit.tighter(dims, room)
+        if tighter is not None and tighter.peak(dims) <= room:
+            return tighter
+        if tighter is not None and tighter.peak(dims) < peaks[lowest]:
+            lowest = tighter
+        raise self._no(unit, lowest, dims, self.base(unit, dims) + lowest.peak(dims))
 
     def base(self, unit: Unit, dims: Dims) -> int:
         """Bytes that are there before a graph runs: resident, saved by earlier graphs, and its own inputs."""
@@ -151,7 +163,7 @@ class Session:
 AS_GOOD = 1.005
 """Peaks that differ by less than this are as good as each other: no measurement tells them apart."""
 
-OPTIONS = ("budget", "reserve", "exact")
+OPTIONS = ("budget", "reserve", "exact", "rewrite")
 
 
 def session_for(options: Mapping[str, Any]) -> Session:
@@ -165,4 +177,5 @@ def session_for(options: Mapping[str, Any]) -> Session:
 @cache
 def _shared(options: tuple[tuple[str, Any], ...]) -> Session:
     given = dict(options)
-    return Session(parse_budget(given.get("budget")), (), None, given.get("reserve", 0), given.get("exact", False))
+    budget, reserve = parse_budget(given.get("budget")), given.get("reserve", 0)
+    return Session(budget, (), None, reserve, given.get("exact", False), given.get("rewrite", True))

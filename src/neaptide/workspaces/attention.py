@@ -18,10 +18,15 @@ def _attention_rows(length: Any) -> int:
 
 
 @of(aten._scaled_dot_product_flash_attention_for_cpu.default)
-def _flash(q: Spec, k: Spec, v: Spec, *rest: Any, threads: int, **named: Any) -> Any:
-    """Each thread has a tile of scores and one of results; half precision has its scores in both types."""
+def _flash(q: Spec, k: Spec, v: Spec, *rest: Any, threads: int, attn_mask: Spec | None = None, **named: Any) -> Any:
+    """Each thread has a tile of scores and one of results; half precision has its scores in both types.
+
+    A mask whose rows are not dense is copied; rows that are all one element are read as they lie.
+    """
     scores = 512 * (4 if q.dtype.itemsize > 2 else 6)
-    return threads * _attention_rows(q.shape[2]) * (scores + q.shape[3] * 4)
+    tiles = threads * _attention_rows(q.shape[2]) * (scores + q.shape[3] * 4)
+    is_read = attn_mask is None or attn_mask.shape[-1] == 1 or attn_mask.stride[-1] in (0, 1)
+    return tiles if is_read else tiles + attn_mask.nbytes
 
 
 @of(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from neaptide.workspaces.rules import Spec, copy_bytes, of, product
+from neaptide.workspaces.rules import Spec, merges, of, product
 
 aten = torch.ops.aten
 
@@ -38,7 +38,26 @@ def _addmm(bias: Spec, a: Spec, b: Spec, *, threads: int, **named: Any) -> Any:
 
 @of(aten.linear.default)
 def _linear(x: Spec, weight: Spec, bias: Spec | None = None, *, threads: int) -> Any:
-    return copy_bytes(x) + _accumulator(product(x.shape[:-1]), weight.shape[0], x.dtype)
+    matrix = Spec(weight.shape[::-1], weight.stride[::-1], weight.dtype)
+    if bias is None or not x.is_contiguous:
+        return _rows_by_matrix(x, matrix, threads)
+    return _addmm(bias, _flat(x), matrix, threads=threads)
+
+
+def _rows_by_matrix(x: Spec, matrix: Spec, threads: int) -> Any:
+    """One product of all rows where they lie one after the other; else one for each batch of them."""
+    if len(x.shape) < 3 or merges(x, len(x.shape) - 1):
+        return _mm(_flat(x), matrix, threads=threads)
+    batch = product(x.shape[:-2])
+    repeated = Spec((batch, *matrix.shape), (0, *matrix.stride), matrix.dtype)
+    sums = threads * _accumulator(x.shape[-2], matrix.shape[1], x.dtype)
+    return _as_one_batch(x) + _batch_operand(repeated) + sums
+
+
+def _flat(x: Spec) -> Spec:
+    """All rows as one matrix."""
+    step = next((x.stride[dim] for dim in reversed(range(len(x.shape) - 1)) if x.shape[dim] != 1), x.shape[-1])
+    return Spec((product(x.shape[:-1]), x.shape[-1]), (step, x.stride[-1]), x.dtype)
 
 
 def _batch_operand(matrix: Spec) -> Any:
@@ -67,8 +86,18 @@ def _baddbmm(x: Spec, a: Spec, b: Spec, *, threads: int, **named: Any) -> Any:
 @of(aten.matmul.default)
 def _matmul(a: Spec, b: Spec, *, threads: int) -> Any:
     if len(b.shape) == 2:
-        return copy_bytes(a) + _accumulator(product(a.shape[:-1]), b.shape[1], a.dtype)
+        return _rows_by_matrix(a, b, threads)
     if len(b.shape) < 3 or len(a.shape) < 3:
         return 0
     sums = threads * _accumulator(a.shape[-2], b.shape[-1], a.dtype)
-    return sum(copy_bytes(spec) for spec in (a, b) if len(spec.shape) > 3) + sums
+    return sum(_as_one_batch(spec) for spec in (a, b) if len(spec.shape) > 3) + sums
+
+
+def _as_one_batch(matrix: Spec) -> Any:
+    """Several batch dims are made one: a copy, where they do not lie in one row."""
+    lead = len(matrix.shape) - 2
+    if not merges(matrix, lead):
+        return matrix.nbytes
+    step = next((matrix.stride[dim] for dim in reversed(range(lead)) if matrix.shape[dim] != 1), 0)
+    batch = product(matrix.shape[:lead])
+    return _batch_operand(Spec((batch, *matrix.shape[lead:]), (step, *matrix.stride[lead:]), matrix.dtype))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import pairwise
 from typing import Any
 
 import sympy
@@ -111,6 +112,16 @@ def _is_dense(spec: Spec, order: Sequence[int]) -> bool:
             return False
         expected = expected * spec.shape[dim]
     return True
+
+
+def merges(spec: Spec, dims: int) -> bool:
+    """Whether the first `dims` dims can be made one without a copy.
+
+    >>> merges(Spec((2, 3, 4, 5), (60, 20, 1, 4), torch.float32), 2), merges(Spec((2, 3, 4), (4, 8, 1), torch.float32), 2)
+    (True, False)
+    """
+    kept = [dim for dim in range(dims) if spec.shape[dim] != 1]
+    return all(_equal(spec.stride[a], spec.stride[b] * spec.shape[b]) for a, b in pairwise(kept))
 
 
 def copy_bytes(spec: Spec | None) -> Any:

@@ -1,0 +1,44 @@
+"""Rewrites of captured graphs: the same results from fewer, larger or smaller ops.
+
+In: an fx graph that AOTAutograd traced for inference, whose nodes carry fake tensors. Out: the same graph, changed in place.
+
+    linear.py      linear layers and batched products made whole again: bit for bit the same, done at every capture
+    attention.py   attention that is written out becomes one call, which never has all scores at once
+    scores.py      how written-out attention is recognised
+    masks.py       what is added to scores and what is taken out of them, as one mask
+    last.py        a slice is taken before what it is a slice of is computed
+    fakes.py       fake tensors for new nodes, and anew for those behind them
+    forms.py       what can be told of nodes from their shapes
+
+The first changes no bit of a result. The others round differently, so that they are done on a copy (`rewritten`), for whoever
+asks for less memory.
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from neaptide.rewrite.attention import fuse_attention
+from neaptide.rewrite.fakes import sweep
+from neaptide.rewrite.last import narrow_early
+from neaptide.rewrite.linear import fuse_linear, fuse_matmul
+
+__all__ = ["fuse_attention", "fuse_linear", "fuse_matmul", "narrow_early", "rewritten"]
+
+
+def rewritten(module: fx.GraphModule) -> tuple[fx.GraphModule, tuple[str, ...]]:
+    """A copy of a graph with attention fused and slices taken early, and what was done; nothing, where nothing was found."""
+    copy = _copied(module)
+    done = (*fuse_attention(copy), *narrow_early(copy))
+    if done:
+        sweep(copy)
+    return copy, done
+
+
+def _copied(module: fx.GraphModule) -> fx.GraphModule:
+    """The same nodes under the same names, with the same fakes in a meta of their own."""
+    graph = fx.Graph()
+    taken: dict[fx.Node, fx.Node] = {}
+    for node in module.graph.nodes:
+        taken[node] = graph.node_copy(node, taken.__getitem__)
+    return fx.GraphModule(module, graph)

@@ -1,0 +1,124 @@
+"""One round of a loop as an fx graph: the body's ops on parts of what they read.
+
+In: a `Loop` step. Out: a graph that is given the round's first and last unit, the numbers it needs, what it reads (cut or
+whole) and the parts of the results to write to. Each op runs as it is, on slices, with the part's extent where it names one.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_map
+
+from neaptide.axes import Axis, Flow
+from neaptide.axes.parts import put_sizes
+from neaptide.graph import Graph
+from neaptide.loops import Cut
+from neaptide.program import Loop, Made, Part
+
+aten = torch.ops.aten
+RESHAPED = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
+"""A slice may lie otherwise than the whole: then the part is copied where the whole was viewed."""
+
+
+class Round:
+    """The graph of one round, what it is given of the values from outside, and the numbers it is given beside."""
+
+    def __init__(self, source: Graph, loop: Loop) -> None:
+        self.source = source
+        self.graph = fx.Graph()
+        self.local: dict[int, fx.Node] = {}
+        self.lo, self.hi = self.graph.placeholder("lo"), self.graph.placeholder("hi")
+        self.extras, self.numbers = self._take_blocks(loop)
+        self.cuts, self.given = self._take_cuts(loop)
+        self.results = {m.value: self.graph.placeholder(f"{self._name(m.value)}_out") for m in loop.made}
+        self._extents: dict[Any, fx.Node] = {}
+        first = source.ops[loop.parts[0].op]
+        self.place = (first.path, first.source)
+        at_once = {m.value: m for m in loop.made if m.onto is None}
+        for part in loop.parts:
+            self._call(part)
+            for value in source.ops[part.op].outputs:
+                if value in at_once:
+                    self._write(at_once[value])
+        for made in loop.made:
+            if made.onto is not None:  # what it is written over was read by then
+                self._write(made)
+        self.graph.output(())
+
+    def _name(self, value: int) -> str:
+        return self.source.values[value].name.replace(".", "_part")
+
+    def _take_blocks(self, loop: Loop) -> tuple[tuple[Any, ...], dict[Any, Any]]:
+        """The sizes of blocks that are not plain numbers come from outside."""
+        blocks = dict.fromkeys(h.block for p in loop.parts for h in p.axis.outputs if isinstance(h, Flow))
+        symbolic = [b for b in blocks if not isinstance(b, int)]
+        numbers: dict[Any, Any] = {b: b for b in blocks if isinstance(b, int)}
+        numbers |= {b: self.graph.placeholder(f"block_{i}") for i, b in enumerate(symbolic)}
+        return tuple(symbolic), numbers
+
+    def _take_cuts(self, loop: Loop) -> tuple[tuple[Cut, ...], dict[Cut, fx.Node]]:
+        inside = {v for part in loop.parts for v in self.source.ops[part.op].outputs}
+        wanted: dict[Cut, None] = {}
+        for part in loop.parts:
+            tensors = self.source.operands(part.op)
+            wanted.update(dict.fromkeys(Cut(v, f) for v, f in zip(tensors, part.axis.inputs, strict=True) if v not in inside))
+            others = (v for v in self.source.ops[part.op].inputs if v not in tensors and v not in inside)
+            wanted.update(dict.fromkeys(Cut(v, None) for v in others))
+        given = {cut: self.graph.placeholder(self._name(cut.value)) for cut in wanted}
+        return tuple(wanted), given
+
+    def _call(self, part: Part) -> None:
+        op, axis = self.source.ops[part.op], part.axis
+        position = 0
+
+        def argument(leaf: Any) -> Any:
+            nonlocal position
+            if not isinstance(leaf, fx.Node):
+                return leaf
+            value = self.source.value_of[leaf]
+            flow = None
+            if isinstance(self.source.values[value].fake, torch.Tensor):
+                flow = axis.inputs[position]
+                position += 1
+            return self.local[value] if value in self.local else self.given[Cut(value, flow)]
+
+        args: Any = tree_map(argument, list(op.node.args))
+        kwargs: Any = {k: tree_map(argument, v) for k, v in op.node.kwargs.items()}
+        if axis.sizes:
+            args = put_sizes(args, axis, self._extent(axis))
+        target: Any = RESHAPED.get(op.target, op.target)
+        if axis.instead is not None:
+            target, args = axis.instead, (self._times(self.lo, axis.block), self._times(self.hi, axis.block), *args)
+        made = self.graph.create_node("call_function", target, tuple(args), kwargs, op.name)
+        made.meta["place"] = (op.path, op.source)
+        if self.source.values[op.outputs[0]].part is None:
+            self.local[op.outputs[0]] = made
+            return
+        for value in op.outputs:
+            taken = (made, self.source.values[value].part)
+            self.local[value] = self.graph.create_node("call_function", operator.getitem, taken, {}, f"{op.name}_{taken[1]}")
+
+    def _extent(self, axis: Axis) -> fx.Node:
+        """How many positions of the first result's dim a round makes."""
+        if 1 not in self._extents:
+            self._extents[1] = self.graph.call_function(operator.sub, (self.hi, self.lo))
+        if axis.block not in self._extents:
+            self._extents[axis.block] = self._times(self._extents[1], axis.block)
+        return self._extents[axis.block]
+
+    def _times(self, units: fx.Node, block: Any) -> fx.Node:
+        return units if block == 1 else self.graph.call_function(operator.mul, (units, self.numbers[block]))
+
+    def _write(self, made: Made) -> None:
+        onto, result = self.results[made.value], self.local[made.value]
+        if made.how == "sum":
+            self.graph.call_function(aten.add_.Tensor, (onto, result))
+            return
+        if not isinstance(made.how, Flow):
+            combine = aten.maximum.default if made.how == "max" else aten.minimum.default
+            result = self.graph.call_function(combine, (onto, result))
+        self.graph.call_function(aten.copy_.default, (onto, result))

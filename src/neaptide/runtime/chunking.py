@@ -1,0 +1,99 @@
+"""The ways to run one inference graph in parts, at one size after the other.
+
+In: a graph; then dims and the room there is. Out: selections of regions, best guess first: each is judged by the program made
+of it, and what the judge says goes into the next guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from neaptide.graph import Graph
+from neaptide.search.chunk import Net, Selection, candidates, select
+from neaptide.search.chunk.select import Paths
+from neaptide.search.chunk.weigh import Forms, Scales
+from neaptide.timing import this_machine
+
+GUESSES = 6
+AS_LOW = 0.99
+LARGE = 1 / 64
+"""What is below this share of the largest result is kept, however cheap it is."""
+
+
+class Chunking:
+    """What was found out about a graph's regions so far."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.net = Net(graph)
+        self._forms: list[Forms] = []
+        self._paths: dict[tuple[int, ...], list[Paths]] = {}
+
+    def ways(self, dims: tuple[int, ...], room: int | None, exact: bool) -> Ways:
+        """Selections for a size: the fastest in the room there is, or without one the lowest."""
+        if dims not in self._paths:
+            self._paths[dims] = self._find_paths(dims)
+        return Ways(self._paths[dims], room, exact)
+
+    def _find_paths(self, dims: tuple[int, ...]) -> list[Paths]:
+        machine = this_machine()
+        if not self._forms:
+            whole = Forms(self.net)
+            late = self._large_and_cheap(Scales(whole, dims, machine))
+            self._forms = [whole, Forms(self.net, late)] if late else [whole]
+            for forms in self._forms:
+                forms.add(candidates(self.net, Scales(forms, dims, machine)))
+        return [Paths(Scales(forms, dims, machine)) for forms in self._forms]
+
+    def _large_and_cheap(self, scales: Scales) -> frozenset[int]:
+        """The ops whose results are better made again for each use than kept: large, light, and made of little (masks)."""
+        graph = self.net.graph
+        largest = max((scales.storage_bytes(s) for s in scales.forms.born), default=0)
+        kept = {s for v in self.net.handed if (s := graph.values[v].storage) is not None}
+        found: set[int] = set()
+
+        def size(value: int) -> int:
+            storage = graph.values[value].storage
+            return 0 if storage is None else scales.storage_bytes(storage)
+
+        for op in sorted(self.net.light):
+            made = graph.ops[op].outputs
+            large = max(size(v) for v in made)
+            if large < largest * LARGE or any(graph.values[v].storage in kept for v in made):
+                continue
+            given = [v for v in self.net.operands[op] if graph.maker[v] not in found]
+            if all(size(v) <= large / 16 for v in given):
+                found.add(op)
+        return frozenset(found)
+
+
+class Ways:
+    """Selections one after the other, each told what the one before it really takes."""
+
+    def __init__(self, paths: list[Paths], room: int | None, exact: bool) -> None:
+        self._paths, self._room, self._exact = paths, room, exact
+        self._excess = 0
+
+    def told(self, peak: int) -> None:
+        """The last selection really takes this much."""
+        if self._room is not None:
+            self._excess += max(peak - self._room, self._room // 500)
+
+    def __iter__(self) -> Iterator[Selection]:
+        if self._room is not None:
+            for _ in range(GUESSES):
+                found = select(self._paths, self._room - self._excess, self._exact)
+                if found is None:
+                    break
+                yield found
+        yield from self._lowest()
+
+    def _lowest(self) -> Iterator[Selection]:
+        """The selections with the smallest peak: changing no bit, and, if that is lower by more than nothing, changing some."""
+        reached = None
+        for exact in (True, False)[: 1 if self._exact else 2]:
+            limit, paths = min(((p.lowest(exact), p) for p in self._paths), key=lambda pair: pair[0])
+            if reached is None or limit < reached * AS_LOW:
+                reached = limit
+                found = paths.fastest(limit, exact)
+                if found is not None:
+                    yield found

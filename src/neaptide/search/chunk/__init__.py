@@ -1,0 +1,16 @@
+"""Which parts of a graph to run in chunks (AutoChunk's question), and how large the chunks should be.
+
+net.py        a graph as chunking sees it: who reads what, and along which axes each op can be done in parts
+regions.py    from an op and an axis outwards: the largest legal region between two bounds
+exactness.py  which ops give the same bits in parts
+candidates.py the regions worth a look
+weigh.py      what a region takes, in bytes and seconds, at one size
+select.py     the fastest set of regions inside a budget; the smallest reachable peak
+"""
+
+from neaptide.search.chunk.candidates import candidates
+from neaptide.search.chunk.net import Net
+from neaptide.search.chunk.regions import Region
+from neaptide.search.chunk.select import Selection, select
+
+__all__ = ["Net", "Region", "Selection", "candidates", "select"]

@@ -1,0 +1,68 @@
+"""A graph as chunking sees it: who reads what, along which axes each op can be done in parts, what is cheap to make again."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+
+from neaptide.axes import Axis, axes, is_listed
+from neaptide.graph import Graph, described, spec_of
+
+
+class Net:
+    """What is asked again and again of a graph while regions grow."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.operands = [graph.operands(i) for i in range(len(graph.ops))]
+        self.users: list[list[tuple[int, int]]] = [[] for _ in graph.values]
+        for op, given in enumerate(self.operands):
+            for position, value in enumerate(given):
+                self.users[value].append((op, position))
+        self.numbers = [tuple(v for v in op.inputs if graph.values[v].storage is None) for op in graph.ops]
+        self.handed = frozenset(v for v in (*graph.outputs, *graph.gradients) if v is not None)
+        self._axes: dict[int, tuple[Axis, ...]] = {}
+
+    def axes(self, op: int) -> tuple[Axis, ...]:
+        """The ways to do an op in parts; none for one that is random, has an effect, or makes something other than tensors."""
+        found = self._axes.get(op)
+        if found is None:
+            found = self._axes[op] = self._find_axes(op)
+        return found
+
+    def _find_axes(self, index: int) -> tuple[Axis, ...]:
+        op = self.graph.ops[index]
+        fakes = [self.graph.values[v].fake for v in op.outputs]
+        if op.random or op.once or op.writes or not all(_is_plain(fake) for fake in fakes):
+            return ()
+        args, kwargs = described(op.node)
+        found = axes(op.target, args, kwargs, [spec_of(fake) for fake in fakes])
+        return tuple(axis for axis in found if len(axis.inputs) == len(self.operands[index]))
+
+    def is_view(self, op: int) -> bool:
+        """Whether an op only looks at memory that it is given."""
+        values = self.graph.values
+        given = {values[v].storage for v in self.graph.ops[op].inputs}
+        return all(values[v].storage is not None and values[v].storage in given for v in self.graph.ops[op].outputs)
+
+    @cached_property
+    def unlisted(self) -> tuple[str, ...]:
+        """The ops that nobody listed, which therefore stay whole."""
+        targets = dict.fromkeys(op.target for op in self.graph.ops if isinstance(op.target, torch._ops.OpOverload))
+        return tuple(str(t) for t in targets if not is_listed(t))
+
+    @cached_property
+    def light(self) -> frozenset[int]:
+        """Ops that cost little beside what they write: elementwise, factories and views."""
+
+        def is_light(op: int) -> bool:
+            target = self.graph.ops[op].target
+            elementwise = isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
+            return elementwise or not self.operands[op] or self.is_view(op)
+
+        return frozenset(op for op in range(len(self.graph.ops)) if self.axes(op) and is_light(op))
+
+
+def _is_plain(fake: object) -> bool:
+    return isinstance(fake, torch.Tensor) and fake.layout is torch.strided

@@ -1,0 +1,132 @@
+"""The fastest way through a graph inside a budget: a shortest path over its ops, each run whole or inside a region.
+
+In: weighed regions, and the bytes and seconds of each op run whole. Out: regions that do not overlap, each with its chunk. What
+is alive between two regions does not depend on what they are, so that each step of the path is judged by itself and the best
+path is found exactly; identical layers cannot stall it. The smallest reachable peak is the path whose highest step is lowest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from neaptide.search.chunk.regions import Region
+from neaptide.search.chunk.weigh import Scales, Weighed
+
+CHUNKS = tuple(sorted({1 << i for i in range(20)} | {3 << i for i in range(18)}, reverse=True))
+LOOKS = 4
+"""How many of the largest chunks that fit are tried: smaller ones only add rounds, unless large results cost fresh memory."""
+FASTER = 1.0001
+"""Faster in parts than whole is a gift, and no reason to do in parts what fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Regions and their chunks, in order; `late` ops are made again for each use outside of them."""
+
+    chosen: tuple[tuple[Region, int], ...]
+    late: frozenset[int]
+    peak: int
+    seconds: float
+
+
+class Paths:
+    """Every way through a graph at one size."""
+
+    def __init__(self, scales: Scales) -> None:
+        self.late = scales.forms.late
+        self.count = scales.forms.count
+        self.plain: list[int] = scales.plain.tolist()
+        self.seconds: list[float] = scales.seconds.tolist()
+        self.edges: list[list[Weighed]] = [[] for _ in range(self.count + 1)]
+        for weighed in scales.weigh():
+            self.edges[weighed.region.start].append(weighed)
+
+    def fastest(self, limit: int, exact: bool) -> Selection | None:
+        """The fastest way on which no step takes more than `limit`."""
+        best: list[Any] = [None] * (self.count + 1)
+        back: list[Any] = [None] * (self.count + 1)
+        best[0] = (0.0, 0.0)
+        for op in range(self.count):
+            if best[op] is None:
+                continue
+            paid, real = best[op]
+            steps = []
+            if self.plain[op] <= limit:
+                steps.append((op + 1, self.seconds[op], self.seconds[op], None, 0, self.plain[op]))
+            for weighed in self.edges[op]:
+                if exact and not weighed.region.exact:
+                    continue
+                found = min(((weighed.seconds(c), -c) for c in _fitting(weighed, limit)), default=None)
+                if found is not None:
+                    seconds, chunk = found[0], -found[1]
+                    price = max(seconds, weighed.plain * FASTER)
+                    steps.append((weighed.region.stop, price, seconds, weighed.region, chunk, weighed.peak(chunk)))
+            for stop, price, seconds, *how in steps:
+                reached = (paid + price, real + seconds)
+                if best[stop] is None or reached < best[stop]:
+                    best[stop], back[stop] = reached, (op, *how)
+        return self._walk(best, back)
+
+    def lowest(self, exact: bool) -> int:
+        """The smallest peak that any way has."""
+        best: list[int | None] = [None] * (self.count + 1)
+        best[0] = 0
+        for op in range(self.count):
+            here = best[op]
+            if here is None:
+                continue
+            steps = [(op + 1, self.plain[op])]
+            for weighed in self.edges[op]:
+                chunk = _smallest(weighed)
+                if chunk is not None and (weighed.region.exact or not exact):
+                    steps.append((weighed.region.stop, weighed.peak(chunk)))
+            for stop, peak in steps:
+                reached, known = max(here, peak), best[stop]
+                if known is None or reached < known:
+                    best[stop] = reached
+        return best[self.count] or 0
+
+    def _walk(self, best: list[Any], back: list[Any]) -> Selection | None:
+        if best[self.count] is None:
+            return None
+        chosen: list[tuple[Region, int]] = []
+        position, highest = self.count, 0
+        while position > 0:
+            position, region, chunk, peak = back[position]
+            highest = max(highest, peak)
+            if region is not None:
+                chosen.append((region, chunk))
+        return Selection(tuple(reversed(chosen)), self.late, highest, best[self.count][1])
+
+
+def _fitting(weighed: Weighed, limit: int) -> Iterator[int]:
+    """The largest chunks that fit."""
+    if weighed.before > limit or weighed.standing > limit:
+        return
+    rows = (limit - weighed.standing) * weighed.extent // max(weighed.body, 1)
+    looked = 0
+    for chunk in CHUNKS:
+        if chunk < weighed.extent and chunk <= rows and _is_long_enough(weighed, chunk):
+            yield chunk
+            looked += 1
+            if looked == LOOKS:
+                return
+
+
+def _smallest(weighed: Weighed) -> int | None:
+    return next((c for c in reversed(CHUNKS) if c < weighed.extent and _is_long_enough(weighed, c)), None)
+
+
+def _is_long_enough(weighed: Weighed, chunk: int) -> bool:
+    return weighed.extent // -(-weighed.extent // chunk) >= weighed.region.rows
+
+
+def select(paths: Sequence[Paths], limit: int, exact: bool) -> Selection | None:
+    """The fastest selection inside `limit` over several sets of ways; one that changes no bit comes before one that may."""
+    for strict in (True, False)[: 1 if exact else 2]:
+        found = [s for s in (p.fastest(limit, strict) for p in paths) if s is not None]
+        if found:
+            return min(found, key=lambda s: (s.seconds, s.peak))
+    return None

@@ -1,0 +1,291 @@
+"""What ops and regions take, in bytes and seconds, from the graph alone: no program is made for a look.
+
+In: a net and regions, once; then dims. Out: bytes and seconds of each op run whole, and of each region as they follow from its
+chunk. Bytes are integer rows over the graph's distinct sizes, as in `memory.Envelope`: a new size costs a product of matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from neaptide.allocator import allocated
+from neaptide.axes import Flow
+from neaptide.memory import undominated
+from neaptide.program import reads_of_parts
+from neaptide.search.chunk.net import Net
+from neaptide.search.chunk.regions import Region
+from neaptide.shapes import Concrete, rows_of, shapes_of
+from neaptide.timing import KEPT_PAGES, Cost, Machine, cost
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A region as rows over sizes. While it runs `standing` is there whatever the chunk; `body` is a round over everything."""
+
+    region: Region
+    before: np.ndarray
+    standing: np.ndarray
+    body: np.ndarray
+    ops: np.ndarray
+    again: np.ndarray
+    """What every round reads whole."""
+    copied: np.ndarray
+    """What is written to its place."""
+
+
+class Forms:
+    """A graph and its regions as rows over sizes. `late` ops are not there whole between uses, but made again for each."""
+
+    def __init__(self, net: Net, late: Collection[int] = ()) -> None:
+        self.net, self.late = net, frozenset(late)
+        graph = net.graph
+        self.count = len(graph.ops)
+        used = {s.size for s in graph.storages} | {op.workspace for op in graph.ops}
+        self.sizes = np.array(sorted(used), dtype=np.int64)
+        self._column = {size: i for i, size in enumerate(self.sizes)}
+        self.born, self.last = self._lives()
+        self.entry = self._entries()
+        self.plain = np.stack([self._plain(op) for op in range(self.count)]) if self.count else np.zeros((0, len(self.sizes)))
+        self.forms: list[Form] = []
+
+    def add(self, regions: Iterable[Region]) -> None:
+        """Look at more regions."""
+        known = {form.region for form in self.forms}
+        self.forms.extend(self._form(region) for region in regions if region not in known)
+
+    def _row(self, storages: Iterable[int | None], workspaces: Iterable[int] = ()) -> np.ndarray:
+        row = np.zeros(len(self.sizes), dtype=np.int64)
+        for storage in storages:
+            if storage is not None:
+                row[self._column[self.net.graph.storages[storage].size]] += 1
+        for size in workspaces:
+            row[self._column[size]] += 1
+        return row
+
+    def _held(self, values: Iterable[int]) -> set[int]:
+        """The memory that values lie in, of what the graph makes."""
+        storages = (self.net.graph.values[v].storage for v in values)
+        return {s for s in storages if s is not None and s in self.born}
+
+    def _lives(self) -> tuple[dict[int, int], dict[int, int]]:
+        """For each storage that the graph makes: the op that makes it and the last that needs it."""
+        graph = self.net.graph
+        born: dict[int, int] = {}
+        last: dict[int, int] = {}
+        lent = {graph.values[v].storage for v in (*graph.inputs, *graph.constants)}
+        for index, op in enumerate(graph.ops):
+            for value in (*op.outputs, *op.inputs):
+                storage = graph.values[value].storage
+                if storage is not None and storage not in lent and graph.storages[storage].device == graph.device:
+                    born.setdefault(storage, index)
+                    last[storage] = index
+        last.update((s, self.count) for v in self.net.handed if (s := graph.values[v].storage) in last and s is not None)
+        return born, last
+
+    def _entries(self) -> np.ndarray:
+        """What is there when each op begins."""
+        change = np.zeros((self.count + 2, len(self.sizes)), dtype=np.int64)
+        for storage, first in self.born.items():
+            if first not in self.late:
+                column = self._column[self.net.graph.storages[storage].size]
+                change[first + 1, column] += 1
+                change[self.last[storage] + 1, column] -= 1
+        return change.cumsum(axis=0)[: self.count + 1]
+
+    def _plain(self, op: int) -> np.ndarray:
+        """What is there while an op runs whole: what was there, what it makes and hides, and what is made again for it."""
+        called = self.net.graph.ops[op]
+        if op in self.late:
+            return np.zeros(len(self.sizes), dtype=np.int64)
+        fresh = {s for s in self._held(called.outputs) if self.born[s] == op}
+        return self.entry[op] + self._row([*fresh, *self._again([op])], [called.workspace])
+
+    def _again(self, ops: Collection[int]) -> set[int]:
+        """The memory of late results that some ops need whole."""
+        return self._held(v for op in self.late_makers(ops) for v in self.net.graph.ops[op].outputs)
+
+    def late_makers(self, ops: Iterable[int]) -> set[int]:
+        """The late ops on which some ops depend."""
+        graph = self.net.graph
+        todo = [v for op in ops for v in graph.ops[op].inputs] if self.late else []
+        found: set[int] = set()
+        while todo:
+            maker = graph.maker[todo.pop()]
+            if maker is not None and maker in self.late and maker not in found:
+                found.add(maker)
+                todo.extend(graph.ops[maker].inputs)
+        return found
+
+    def _form(self, region: Region) -> Form:
+        graph = self.net.graph
+        before, standing = self._before(region)
+        made = self._held(m.value for m in region.made if m.onto is None)
+        body, fixed = self._body(region)
+        ops = np.array([part.op for part in region.parts])
+        values = graph.values
+        again = [
+            values[v].storage
+            for part in region.parts
+            for v, flow in zip(self.net.operands[part.op], part.axis.inputs, strict=True)
+            if flow is None
+        ]
+        copied = self._row(values[m.value].storage for m in region.made)
+        return Form(region, before, standing + self._row(made) + fixed, body, ops, self._row(again), copied)
+
+    def _before(self, region: Region) -> tuple[np.ndarray, np.ndarray]:
+        """The steps before the loop, and what is there when it begins."""
+        graph = self.net.graph
+        inner = set(range(region.start, region.stop)) - set(region.before)
+        needed = self._held(v for op in (*inner, *region.after) for v in graph.ops[op].inputs)
+        needed |= self._held(reads_of_parts(graph, region.parts))
+        ends: dict[int, list[int]] = {}
+        final = {s: op for op in region.before for s in self._held((*graph.ops[op].inputs, *graph.ops[op].outputs))}
+        for storage, op in final.items():
+            if storage not in needed and self.last[storage] < region.stop and self.born[storage] not in self.late:
+                ends.setdefault(op, []).append(storage)
+        now = self.entry[region.start].copy()
+        rows = [now.copy()]
+        for op in region.before:
+            called = graph.ops[op]
+            now += self._row(s for s in self._held(called.outputs) if self.born[s] == op)
+            rows.append(now + self._row(self._again([op]), [called.workspace]))
+            now -= self._row(ends.get(op, ()))
+        inside = {part.op for part in region.parts}
+        missing = self.late_makers(inside) - inside
+        now += self._row(self._held(v for op in missing for v in graph.ops[op].outputs))
+        return undominated(np.stack(rows)), now
+
+    def _body(self, region: Region) -> tuple[np.ndarray, np.ndarray]:
+        """One round over everything, step by step, and what does not depend on the round's length."""
+        graph, parts = self.net.graph, region.parts
+        last: dict[int, int] = {}
+        birth: dict[int, int] = {}
+        constant: list[int | None] = []
+        fresh = {graph.values[v].storage for part in parts if not self.net.is_view(part.op) for v in graph.ops[part.op].outputs}
+        for position, part in enumerate(parts):
+            op = graph.ops[part.op]
+            for value in op.inputs:
+                storage = graph.values[value].storage
+                if storage in birth:
+                    last[storage] = position
+            for value, how in zip(op.outputs, part.axis.outputs, strict=True):
+                storage = graph.values[value].storage
+                if storage is None or storage not in fresh:
+                    continue
+                if not isinstance(how, Flow):
+                    constant.append(storage)
+                    continue
+                birth.setdefault(storage, position)
+                last[storage] = position
+        late = {graph.values[m.value].storage for m in region.made if m.onto is not None}
+        last.update((s, len(parts) - 1) for s in late if s is not None and s in last)
+        change = np.zeros((len(parts) + 1, len(self.sizes)), dtype=np.int64)
+        for storage, first in birth.items():
+            column = self._column[graph.storages[storage].size]
+            change[first, column] += 1
+            change[last[storage] + 1, column] -= 1
+        rows = change.cumsum(axis=0)[:-1]
+        tiles: set[int] = set()
+        for position, part in enumerate(parts):
+            workspace = graph.ops[part.op].workspace
+            if _is_tiled(graph.ops[part.op].target):
+                tiles.add(workspace)
+            else:
+                rows[position, self._column[workspace]] += 1
+        return undominated(rows), self._row(constant, tiles)
+
+
+def _is_tiled(target: object) -> bool:
+    """Whether an op's workspace is a few tiles, however long its input."""
+    return "scaled_dot_product" in str(target)
+
+
+class Scales:
+    """Weighs everything at one size."""
+
+    def __init__(self, forms: Forms, dims: Sequence[int], machine: Machine) -> None:
+        self.forms, self.machine = forms, machine
+        graph = forms.net.graph
+        self.shapes = shapes_of(graph).at(dims)
+        self.bytes = np.array([allocated(self.shapes.sizes[s], graph.device) for s in forms.sizes], dtype=np.int64)
+        self.entry = forms.entry @ self.bytes
+        self.plain = forms.plain @ self.bytes
+        costs = op_costs(forms.net, self.shapes, machine)
+        self.fixed = np.array([c.fixed for c in costs])
+        self.shared = np.array([c.shared for c in costs])
+        self.made = np.array([c.fresh for c in costs], dtype=np.int64)
+        self.touch = np.where(self.made > KEPT_PAGES, self.made * machine.touch, 0.0)
+        self.seconds = self.fixed + self.shared + self.touch
+        for op in range(forms.count):
+            if forms.late:
+                self.seconds[op] += sum(self.fixed[m] + self.shared[m] + self.touch[m] for m in forms.late_makers([op]))
+        self.seconds[list(forms.late)] = 0.0
+
+    def storage_bytes(self, storage: int) -> int:
+        return allocated(self.shapes.sizes[self.forms.net.graph.storages[storage].size], self.forms.net.graph.device)
+
+    def weigh(self) -> list[Weighed]:
+        """Every region that is known."""
+        return [self._weighed(form) for form in self.forms.forms] if self.forms.forms else []
+
+    def _weighed(self, form: Form) -> Weighed:
+        region = form.region
+        again = float(form.again @ self.bytes) * self.machine.byte
+        copied = int(form.copied @ self.bytes)
+        fixed = float(self.fixed[form.ops].sum()) + again + len(region.made) * 2 * self.machine.call
+        shared = max(float(self.shared[form.ops].sum()) - again, 0.0) + 2 * copied * self.machine.byte
+        return Weighed(
+            region,
+            self.shapes.sizes[region.extent],
+            int((form.before @ self.bytes).max()),
+            int(form.standing @ self.bytes),
+            int((form.body @ self.bytes).max(initial=0)),
+            float(self.seconds[region.start : region.stop].sum()),
+            float(self.seconds[list(region.before)].sum()) + (copied * self.machine.touch if copied > KEPT_PAGES else 0.0),
+            fixed,
+            shared,
+            self.made[form.ops],
+            self.machine.touch,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """A region at one size."""
+
+    region: Region
+    extent: int
+    before: int
+    standing: int
+    body: int
+    plain: float
+    once: float
+    fixed: float
+    shared: float
+    made: np.ndarray
+    touch: float
+
+    def peak(self, chunk: int) -> int:
+        """Bytes at the highest step, in parts of `chunk` units."""
+        return max(self.before, self.standing + -(-self.body * rows_of(self.extent, chunk) // self.extent))
+
+    def seconds(self, chunk: int) -> float:
+        """What the region takes in parts of `chunk` units."""
+        rounds = -(-self.extent // chunk)
+        large = self.made[self.made * (rows_of(self.extent, chunk) / self.extent) > KEPT_PAGES].sum()
+        return self.once + rounds * self.fixed + self.shared + float(large) * self.touch
+
+
+def op_costs(net: Net, shapes: Concrete, machine: Machine) -> list[Cost]:
+    """The cost of each op run whole; ops that look alike are asked for once."""
+    known: dict[object, Cost] = {}
+    found: list[Cost] = []
+    for op, called in enumerate(net.graph.ops):
+        key = (called.target, net.is_view(op), shapes.form(net.operands[op]), shapes.form(called.outputs))
+        if key not in known:
+            known[key] = cost(shapes, op, machine)
+        found.append(known[key])
+    return found

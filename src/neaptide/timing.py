@@ -1,0 +1,194 @@
+"""The one judge of time: what ops, parts of ops and whole programs take, from a small model calibrated on this machine.
+
+In: an op's specs, or a program and dims. Out: seconds. An op costs its call, its arithmetic, the bytes it moves, and the first
+touch of fresh memory where its result is too large for the allocator to have kept the pages. In a loop, all but what is fixed
+per call is shared out among the parts. It is good for comparing plans, not for promising seconds to a stopwatch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from neaptide.axes import Axis, Flow
+from neaptide.graph import Graph
+from neaptide.program import Loop, Program, Rerun, Run
+from neaptide.shapes import Concrete, rows_of, shapes_of
+from neaptide.workspaces import Spec
+
+aten = torch.ops.aten
+NOTHING = Spec((0,), (1,), torch.uint8)
+KEPT_PAGES = 32 << 20
+"""Blocks below this are reused with their pages by the C library's allocator; larger ones are touched afresh each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What this machine does: seconds per call, per arithmetic operation, per element and per byte."""
+
+    call: float
+    view: float
+    product: float
+    attention: float
+    convolution: float
+    function: float
+    softmax: float
+    byte: float
+    touch: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds of one op: `fixed` for each call of it, `shared` among the parts if it is done in parts, `fresh` result bytes."""
+
+    fixed: float
+    shared: float
+    fresh: int = 0
+
+
+def seconds(program: Program, dims: Sequence[int], machine: Machine | None = None) -> float:
+    """What a program takes at the sizes `dims`."""
+    machine = machine or this_machine()
+    shapes = shapes_of(program.graph).at(dims)
+    total = 0.0
+    for step in program.steps:
+        if isinstance(step, (Run, Rerun)):
+            total += whole(cost(shapes, step.op, machine), machine, fresh=step.onto is None)
+        elif isinstance(step, Loop):
+            total += looped(shapes, step, machine)
+    return total
+
+
+def whole(price: Cost, machine: Machine, fresh: bool = True) -> float:
+    """An op done at once."""
+    return price.fixed + price.shared + (price.fresh * machine.touch if fresh and price.fresh > KEPT_PAGES else 0.0)
+
+
+def looped(shapes: Concrete, loop: Loop, machine: Machine) -> float:
+    """A loop: every op in parts, and the results written to their places."""
+    extent = shapes.sizes[loop.extent]
+    rows = rows_of(extent, loop.chunk)
+    rounds = -(-extent // loop.chunk)
+    total = sum(in_parts(cost(shapes, part.op, machine, part.axis), rounds, rows / extent, machine) for part in loop.parts)
+    for made in loop.made:
+        spec = shapes.spec(made.value)
+        assert spec is not None
+        total += written(spec, made.how, made.onto is not None, rounds, machine)
+    return total
+
+
+def in_parts(price: Cost, rounds: int, share: float, machine: Machine) -> float:
+    """An op done in so many rounds."""
+    fresh = price.fresh * machine.touch if price.fresh * share > KEPT_PAGES else 0.0
+    return rounds * price.fixed + price.shared + fresh
+
+
+def written(spec: Spec, how: Any, over: bool, rounds: int, machine: Machine) -> float:
+    """Writing the parts of a result to their places."""
+    copied = spec.nbytes * (1 if isinstance(how, Flow) else rounds)
+    touched = spec.nbytes * machine.touch if spec.nbytes > KEPT_PAGES and not over else 0.0
+    return rounds * 2 * machine.call + 2 * copied * machine.byte + touched
+
+
+def cost(shapes: Concrete, op: int, machine: Machine, axis: Axis | None = None) -> Cost:
+    """The cost of an op; along an axis, what is needed whole by every part is paid for each time."""
+    graph = shapes.graph
+    called = graph.ops[op]
+    if _is_view(graph, op):
+        return Cost(machine.view, 0.0)
+    results = [spec for v in called.outputs if (spec := shapes.spec(v)) is not None]
+    given = [spec or NOTHING for spec in map(shapes.spec, graph.operands(op))]
+    made = sum(r.nbytes for r in results)
+    again = 0 if axis is None else sum(g.nbytes for g, flow in zip(given, axis.inputs, strict=True) if flow is None)
+    moved = sum(min(g.nbytes, made) if _reads_few(called.target) else g.nbytes for g in given)
+    work = _work(called.target, given, results, machine)
+    return Cost(machine.call + again * machine.byte, work + (max(moved - again, 0) + made) * machine.byte, made)
+
+
+def _is_view(graph: Graph, op: int) -> bool:
+    called = graph.ops[op]
+    held = [graph.values[v].storage for v in called.outputs]
+    read = {graph.values[v].storage for v in called.inputs}
+    return all(s is None or s in read for s in held)
+
+
+FUNCTIONS = frozenset({"exp", "exp2", "log", "log2", "sin", "cos", "tanh", "erf", "gelu", "silu", "sigmoid", "pow", "softplus"})
+"""Elementwise ops whose arithmetic costs more than their bytes."""
+
+
+def _reads_few(target: Any) -> bool:
+    return target in (aten.embedding.default, aten.index.Tensor, aten.gather.default, aten.index_select.default)
+
+
+def _work(target: Any, args: Sequence[Spec], results: Sequence[Spec], machine: Machine) -> float:
+    """Seconds of arithmetic."""
+    if not isinstance(target, torch._ops.OpOverload) or not results:
+        return 0.0
+    name = target._schema.name.split("::")[-1]
+    elements = _count(results[0])
+    if name in ("mm", "bmm", "matmul"):
+        return 2.0 * elements * args[0].shape[-1] * machine.product
+    if name in ("addmm", "baddbmm"):
+        return 2.0 * elements * args[1].shape[-1] * machine.product
+    if name == "linear":
+        return 2.0 * elements * args[1].shape[-1] * machine.product
+    if name == "convolution":
+        weight = args[1]
+        return 2.0 * elements * (_count(weight) // max(weight.shape[0], 1)) * machine.convolution
+    if "scaled_dot_product" in name or "attention" in name:
+        q, k = args[0], args[1]
+        pairs = _count(q) // q.shape[-1] * k.shape[-2]
+        return 4.0 * pairs * q.shape[-1] * machine.attention
+    if "softmax" in name:
+        return elements * machine.softmax
+    if name in FUNCTIONS:
+        return elements * machine.function
+    if "norm" in name:
+        return elements * machine.softmax / 2
+    return 0.0
+
+
+def _count(spec: Spec) -> int:
+    total = 1
+    for size in spec.shape:
+        total *= size
+    return total
+
+
+@cache
+def this_machine() -> Machine:
+    """What this machine does, measured once in about a second."""
+    with torch.no_grad():
+        tiny, row = torch.ones(8), torch.ones(1 << 18)
+        a, b = torch.ones(512, 768), torch.ones(768, 768)
+        q = torch.ones(1, 4, 512, 64)
+        image, kernel = torch.ones(1, 64, 32, 32), torch.ones(64, 64, 3, 3)
+        large = 64 << 20
+        add, scores = torch.add, torch.ones(256, 1024)
+        byte = _fastest(lambda: add(row, row)) / (3 * 4 * row.numel())
+        return Machine(
+            call=_fastest(lambda: add(tiny, tiny), 200) * 2,
+            view=_fastest(lambda: tiny.view(2, 4), 200) * 2,
+            product=_fastest(lambda: a @ b) / (2 * 512 * 768 * 768),
+            attention=_fastest(lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q)) / (4 * 4 * 512 * 512 * 64),
+            convolution=_fastest(lambda: torch.conv2d(image, kernel, padding=1)) / (2 * 64 * 64 * 9 * 32 * 32),
+            function=max(_fastest(lambda: torch.nn.functional.gelu(row)) / row.numel() - 8 * byte, 0.0),
+            softmax=max(_fastest(lambda: torch.softmax(scores, -1)) / scores.numel() - 8 * byte, 0.0),
+            byte=byte,
+            touch=max(_fastest(lambda: torch.empty(large, dtype=torch.uint8).fill_(1), 3) / large - byte, 0.0),
+        )
+
+
+def _fastest(call: Callable[[], Any], times: int = 10) -> float:
+    call()
+    found = []
+    for _ in range(times):
+        start = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - start)
+    return min(found)
