@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal
 
 import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves, tree_map
 
-from neaptide.sizes import Sizes
+from neaptide._torch import FloorDiv
+from neaptide.sizes import Sizes, quotient
 from neaptide.timeline import Kind
 from neaptide.workspaces import Spec
 
@@ -160,8 +161,21 @@ class Graph:
 
 
 def expression(size: Any) -> Any:
-    """A size as a plain int or a sympy expression."""
-    return size.node.expr if isinstance(size, torch.SymInt) else int(size)
+    """A size as a plain int or a sympy expression, with divisions done that leave no rest."""
+    return _divided(size.node.expr) if isinstance(size, torch.SymInt) else int(size)
+
+
+@cache
+def _divided(size: Any) -> Any:
+    if not size.has(FloorDiv):
+        return size
+
+    def divide(whole: Any, part: Any) -> Any:
+        ratio = quotient(whole, part)
+        return FloorDiv(whole, part) if ratio is None else ratio
+
+    done = size.replace(FloorDiv, divide)
+    return done if done == size else _divided(done)  # what was divided inside may let the outside be
 
 
 def spec_of(fake: torch.Tensor) -> Spec:

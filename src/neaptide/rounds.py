@@ -31,10 +31,10 @@ class Round:
         self.source = source
         self.graph = fx.Graph()
         self.local: dict[int, fx.Node] = {}
-        self.lo, self.hi = self.graph.placeholder("lo"), self.graph.placeholder("hi")
+        self.lo, self.hi = self._take("lo"), self._take("hi")
         self.extras, self.numbers = self._take_blocks(loop)
         self.cuts, self.given = self._take_cuts(loop)
-        self.results = {m.value: self.graph.placeholder(f"{self._name(m.value)}_out") for m in loop.made}
+        self.results = {m.value: self._take(f"{self._name(m.value)}_out") for m in loop.made}
         self._extents: dict[Any, fx.Node] = {}
         first = source.ops[loop.parts[0].op]
         self.place = (first.path, first.source)
@@ -52,12 +52,18 @@ class Round:
     def _name(self, value: int) -> str:
         return self.source.values[value].name.replace(".", "_part")
 
+    def _take(self, name: str) -> fx.Node:
+        """What the round is given next, under a name of its own: one value may come cut and whole."""
+        given = self.graph.placeholder(name)
+        given.target = given.name
+        return given
+
     def _take_blocks(self, loop: Loop) -> tuple[tuple[Any, ...], dict[Any, Any]]:
         """The sizes of blocks that are not plain numbers come from outside."""
         blocks = dict.fromkeys(h.block for p in loop.parts for h in p.axis.outputs if isinstance(h, Flow))
         symbolic = [b for b in blocks if not isinstance(b, int)]
         numbers: dict[Any, Any] = {b: b for b in blocks if isinstance(b, int)}
-        numbers |= {b: self.graph.placeholder(f"block_{i}") for i, b in enumerate(symbolic)}
+        numbers |= {b: self._take(f"block_{i}") for i, b in enumerate(symbolic)}
         return tuple(symbolic), numbers
 
     def _take_cuts(self, loop: Loop) -> tuple[tuple[Cut, ...], dict[Cut, fx.Node]]:
@@ -68,7 +74,7 @@ class Round:
             wanted.update(dict.fromkeys(Cut(v, f) for v, f in zip(tensors, part.axis.inputs, strict=True) if v not in inside))
             others = (v for v in self.source.ops[part.op].inputs if v not in tensors and v not in inside)
             wanted.update(dict.fromkeys(Cut(v, None) for v in others))
-        given = {cut: self.graph.placeholder(self._name(cut.value)) for cut in wanted}
+        given = {cut: self._take(self._name(cut.value)) for cut in wanted}
         return tuple(wanted), given
 
     def _call(self, part: Part) -> None:

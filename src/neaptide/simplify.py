@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from neaptide.graph import spec_of
 from neaptide.ops import PART_OF, written_arguments
 from neaptide.rewrite.fakes import memory, refresh, replace
+from neaptide.rewrite.known import take_known_sizes
 
 SLICE, SCATTER = torch.ops.aten.slice.Tensor, torch.ops.aten.slice_scatter.default
 COPY, CLONE = torch.ops.aten.copy.default, torch.ops.aten.clone.default
@@ -23,6 +24,7 @@ COPY, CLONE = torch.ops.aten.copy.default, torch.ops.aten.clone.default
 
 def simplify(module: fx.GraphModule) -> None:
     """Take out all that is done for nothing."""
+    take_known_sizes(module)
     for node in list(module.graph.nodes):
         if node.op == "call_function" and not node.kwargs:
             _take_whole_slice(node)

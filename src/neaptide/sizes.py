@@ -130,6 +130,37 @@ class Sizes:
         return known and bool(constant > 0) and all(bool(c >= 0) for c in terms.values())
 
 
+def quotient(whole: Any, part: Any) -> Any:
+    """`whole / part` where that is a whole number at every size, else None.
+
+    >>> quotient(12, 4), quotient(12, 5)
+    (3, None)
+    >>> s = sympy.Symbol("s", integer=True, positive=True)
+    >>> quotient(64 * s, s), quotient(s, 2)
+    (64, None)
+    """
+    if part == 1:
+        return whole
+    if whole == part:
+        return 1
+    if isinstance(whole, int) and isinstance(part, int):
+        return whole // part if part and whole % part == 0 else None
+    ratio = sympy.cancel(sympy.sympify(whole) / part)
+    if ratio.is_Integer:
+        return int(ratio)
+    return ratio if ratio.is_integer or _is_whole_polynomial(ratio) else None
+
+
+def _is_whole_polynomial(ratio: Any) -> bool:
+    symbols = ratio.free_symbols
+    return bool(symbols) and ratio.is_polynomial(*symbols) and all(c.is_Integer for c in sympy.Poly(ratio, *symbols).coeffs())
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two sizes are the same at every size of the capture."""
+    return a == b or (not (isinstance(a, int) and isinstance(b, int)) and sympy.expand(a - b) == 0)
+
+
 def print_expression(expression: Expr) -> str:
     """An expression as Python source over the names of its symbols."""
     return PythonPrinter().doprint(expression)

@@ -232,8 +232,8 @@ def _path(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
         return ""
-    path = list(stack.values())[-1][0]
-    return re.sub(r"^L\['\w+'\]\.?", "", path).replace("._modules['", ".").replace("']", "")
+    path = list(stack.values())[-1][0].replace("__dict__['_modules']", "_modules")
+    return re.sub(r"^L\['\w+'\]\.?", "", path).replace("._modules['", ".").replace("_modules['", "").replace("']", "")
 
 
 def _source(node: fx.Node) -> str:

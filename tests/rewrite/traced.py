@@ -13,12 +13,15 @@ from torch.utils._pytree import tree_leaves
 from neaptide._torch import aot_autograd
 from neaptide.capture import capturing
 from neaptide.graph import expression, spec_of
-from neaptide.rewrite import fuse_linear, fuse_matmul, rewritten
+from neaptide.rewrite import _copied, fuse_linear, fuse_matmul, rewritten
 from neaptide.simplify import simplify
 
 
 class Traced:
-    """A model whose inference graphs are rewritten before they run; `changed` and `before` are the latest of them."""
+    """A model whose inference graphs are rewritten before they run; `changed` is the latest of them.
+
+    `before` has the calls there were, `same` what the latest call gives without the rewrite.
+    """
 
     def __init__(self, model: Callable[..., Any], rewrite: Callable[[fx.GraphModule], Any]) -> None:
         torch._dynamo.reset()
@@ -26,6 +29,7 @@ class Traced:
         self.captures = 0
         self.done: tuple[str, ...] = ()
         self.before: dict[str, int] = {}
+        self.same: Any = None
         self.changed = fx.GraphModule(nn.Module(), fx.Graph())
         self._model = torch.compile(model, backend=self._backend, dynamic=True)
 
@@ -41,11 +45,14 @@ class Traced:
         simplify(module)
         self.before = counts(module)
         self.captures += 1
+        unchanged = _copied(module)
         new = self.rewrite(module)
         self.changed, self.done = new if isinstance(new, tuple) else (module, ())
         kept = self.changed
 
         def run(args: list[Any]) -> Any:
+            with torch.random.fork_rng():
+                self.same = unchanged(*args)
             return Judged(kept).run(*args)
 
         run._boxed_call = True  # type: ignore[attr-defined]

@@ -11,11 +11,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import sympy
 import torch
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from neaptide.sizes import equal as equal
+from neaptide.sizes import quotient as quotient
 from neaptide.workspaces import Spec
 
 Reduced = Literal["sum", "max", "min"]
@@ -210,34 +211,3 @@ def broadcast(spec: Any, rank: int, dim: int) -> Flow | None:
     """What runs along `dim` of a result of `rank` dims in an operand that is broadcast to it; None where that is whole."""
     own = dim - rank + len(spec.shape) if isinstance(spec, Spec) else -1
     return Flow(own) if own >= 0 and spec.shape[own] != 1 else None
-
-
-def quotient(whole: Any, part: Any) -> Any:
-    """`whole / part` where that is a whole number at every size, else None.
-
-    >>> quotient(12, 4), quotient(12, 5)
-    (3, None)
-    >>> s = sympy.Symbol("s", integer=True, positive=True)
-    >>> quotient(64 * s, s), quotient(s, 2)
-    (64, None)
-    """
-    if part == 1:
-        return whole
-    if whole == part:
-        return 1
-    if isinstance(whole, int) and isinstance(part, int):
-        return whole // part if part and whole % part == 0 else None
-    ratio = sympy.cancel(sympy.sympify(whole) / part)
-    if ratio.is_Integer:
-        return int(ratio)
-    return ratio if ratio.is_integer or _is_whole_polynomial(ratio) else None
-
-
-def _is_whole_polynomial(ratio: Any) -> bool:
-    symbols = ratio.free_symbols
-    return bool(symbols) and ratio.is_polynomial(*symbols) and all(c.is_Integer for c in sympy.Poly(ratio, *symbols).coeffs())
-
-
-def equal(a: Any, b: Any) -> bool:
-    """Whether two sizes are the same at every size of the capture."""
-    return a == b or (not (isinstance(a, int) and isinstance(b, int)) and sympy.expand(a - b) == 0)

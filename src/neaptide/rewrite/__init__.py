@@ -7,6 +7,7 @@ In: an fx graph that AOTAutograd traced for inference, whose nodes carry fake te
     scores.py      how written-out attention is recognised
     masks.py       what is added to scores and what is taken out of them, as one mask
     last.py        a slice is taken before what it is a slice of is computed
+    known.py       sizes that are known without making what has them
     fakes.py       fake tensors for new nodes, and anew for those behind them
     forms.py       what can be told of nodes from their shapes
 
@@ -20,6 +21,7 @@ from torch import fx
 
 from neaptide.rewrite.attention import fuse_attention
 from neaptide.rewrite.fakes import sweep
+from neaptide.rewrite.known import take_known_sizes
 from neaptide.rewrite.last import narrow_early
 from neaptide.rewrite.linear import fuse_linear, fuse_matmul
 
@@ -31,6 +33,7 @@ def rewritten(module: fx.GraphModule) -> tuple[fx.GraphModule, tuple[str, ...]]:
     copy = _copied(module)
     done = (*fuse_attention(copy), *narrow_early(copy))
     if done:
+        take_known_sizes(copy)
         sweep(copy)
     return copy, done
 

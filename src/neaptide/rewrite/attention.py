@@ -21,7 +21,7 @@ from neaptide.ops import written_arguments
 from neaptide.rewrite.fakes import call, copied, memory, refresh, replace, size, sweep
 from neaptide.rewrite.forms import COPIES, is_tensor, same_sizes, shape, spec
 from neaptide.rewrite.masks import build_mask, lifted
-from neaptide.rewrite.scores import SOFTMAX, Attention, keys, operand, read_attention, unrepeated
+from neaptide.rewrite.scores import SOFTMAX, Attention, operand, read_attention, unrepeated, untransposed
 from neaptide.trace import _path
 
 aten = torch.ops.aten
@@ -43,17 +43,17 @@ def fuse_attention(module: fx.GraphModule) -> list[str]:
 
 def _fuse(found: Attention) -> bool:
     lead, like, scores = found.lead, found.product, found.scores
-    queries, values = operand(scores.left, lead), operand(found.values, lead)
-    given, turned = keys(scores.right, lead), operand(scores.right, lead)
-    if queries is None or values is None or (given is None and turned is None) or not _is_fusible(found):
+    keys = untransposed(scores.right)
+    is_turned = keys is None or operand(keys, lead) is None
+    given = (scores.left, scores.right if is_turned else keys, found.values)
+    if not _is_fusible(found) or any(operand(node, lead) is None for node in given):
         return False
     with like.graph.inserting_before(like):
-        if given is None:
-            given = call(like, aten.transpose.int, _at_lead(like, turned, scores.right, lead), -2, -1)
-        whole = [(queries, scores.left), (given, given), (values, found.values)]
-        taken = [_dense_rows(like, _at_lead(like, node, later, lead)) for node, later in whole]
-        made = _attention(found, *_grouped(*taken))
-        made = _unlifted(like, made, len(lead), taken[0])
+        q, k, v = (_at_lead(like, node, lead) for node in given)
+        if is_turned:
+            k = call(like, aten.transpose.int, k, -2, -1)
+        queries, *others = (_dense_rows(like, node) for node in (q, k, v))
+        made = _unlifted(like, _attention(found, queries, *_grouped(*others)), len(lead), queries)
     handed = _strides_handed_out(like.graph)
     _put_in(made, like)
     refresh([made])
@@ -72,32 +72,33 @@ def _is_fusible(found: Attention) -> bool:
     return is_one_kind and (specs[0].device != "cpu" or equal(specs[0].shape[-1], specs[2].shape[-1]))
 
 
-def _at_lead(like: fx.Node, node: Any, later: fx.Node, lead: tuple[Any, ...]) -> fx.Node:
-    """An operand in the shape of the scores' leading dims and its own last two, which it has apart from dims of size 1."""
-    wanted = (*lead, *shape(later)[-2:])
-    if same_sizes(shape(node), wanted):
-        return node
-    wide = (dim for dim, own in enumerate(shape(node)) if own != 1)
-    return call(like, aten.view.default, node, [1 if full == 1 else size(like, node, next(wide)) for full in wanted])
+def _at_lead(like: fx.Node, given: Any, lead: tuple[Any, ...]) -> fx.Node:
+    """An operand with the leading dims of the scores, in the earliest form that has them, apart from dims of size 1."""
+    wanted = (*lead, *shape(given)[-2:])
+    form: Any = operand(given, lead)
+    if same_sizes(shape(form), wanted):
+        return form
+    wide = (dim for dim, own in enumerate(shape(form)) if own != 1)
+    return call(like, aten.view.default, form, [1 if full == 1 else size(like, form, next(wide)) for full in wanted])
 
 
 def _dense_rows(like: fx.Node, node: fx.Node) -> fx.Node:
     return node if spec(node).stride[-1] == 1 else copied(like, node)
 
 
-def _grouped(queries: fx.Node, repeated: fx.Node, values: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node]:
-    """Keys and values before their heads were repeated, where both were, and alike."""
-    fewer, few = unrepeated(repeated), unrepeated(values)
+def _grouped(keys: fx.Node, values: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """Keys and values before their heads were repeated for groups of queries, where both were, and alike."""
+    fewer, few = unrepeated(keys), unrepeated(values)
     is_alike = len(shape(fewer)) > 1 and equal(shape(fewer)[1], shape(few)[1])
     is_dense = spec(fewer).stride[-1] == 1 and spec(few).stride[-1] == 1
-    return (queries, fewer, few) if is_alike and is_dense else (queries, repeated, values)
+    return (fewer, few) if is_alike and is_dense else (keys, values)
 
 
-def _attention(found: Attention, queries: fx.Node, given: fx.Node, values: fx.Node) -> fx.Node:
+def _attention(found: Attention, queries: fx.Node, keys: fx.Node, values: fx.Node) -> fx.Node:
     """The fused call, with four dims."""
     like, lead = found.product, len(found.lead)
     mask = build_mask(found, queries)
-    q, k, v = (lifted(like, node, lead) for node in (queries, given, values))
+    q, k, v = (lifted(like, node, lead) for node in (queries, keys, values))
     if spec(q).device == "cpu":
         both = call(like, FLASH, q, k, v, 0.0, False, attn_mask=mask, scale=found.scores.scale)
         return call(like, getitem, both, 0)

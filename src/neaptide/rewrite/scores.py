@@ -105,6 +105,9 @@ def read_attention(softmax: fx.Node) -> Attention | None:
         return None
     *lead, rows, columns = shape(softmax)
     found = Attention(softmax, scores, product, tuple(lead))
+    sides = (shape(scores.left)[-2], shape(scores.right)[-1], *shape(product.args[0])[-2:])
+    if not same_sizes(sides, (rows, columns, rows, columns)):
+        return None
     wanted = (*lead, rows, shape(product)[-1])
     fits = product.target is aten.bmm.default or same_sizes(shape(product), wanted)
     masks = all(_fits(change, (*lead, rows, columns)) for change in scores.changes)
@@ -137,10 +140,9 @@ def operand(node: fx.Node, lead: tuple[Any, ...]) -> fx.Node | None:
     return earliest(node, (*lead, *shape(node)[-2:]))
 
 
-def keys(right: fx.Node, lead: tuple[Any, ...]) -> fx.Node | None:
+def untransposed(right: fx.Node) -> fx.Node | None:
     """The keys, where the second operand of the first product is their transpose."""
-    turned = next((form for form in forms(right) if is_matrix_transpose(form)), None)
-    return None if turned is None else operand(turned.args[0], lead)
+    return next((form.args[0] for form in forms(right) if is_matrix_transpose(form)), None)
 
 
 def unrepeated(node: fx.Node) -> fx.Node:

@@ -37,17 +37,20 @@ class Chunking:
     def _find_paths(self, dims: tuple[int, ...]) -> list[Paths]:
         machine = this_machine()
         if not self._forms:
-            whole = Forms(self.net)
-            late = self._large_and_cheap(Scales(whole, dims, machine))
-            self._forms = [whole, Forms(self.net, late)] if late else [whole]
+            scales = Scales(Forms(self.net), dims, machine)
+            variants = dict.fromkeys((frozenset(), self._better_again(scales, False), self._better_again(scales, True)))
+            self._forms = [Forms(self.net, late) for late in variants]
             for forms in self._forms:
                 forms.add(candidates(self.net, Scales(forms, dims, machine)))
         return [Paths(Scales(forms, dims, machine)) for forms in self._forms]
 
-    def _large_and_cheap(self, scales: Scales) -> frozenset[int]:
-        """The ops whose results are better made again for each use than kept: large, light, and made of little (masks)."""
-        graph = self.net.graph
-        largest = max((scales.storage_bytes(s) for s in scales.forms.born), default=0)
+    def _better_again(self, scales: Scales, rows: bool) -> frozenset[int]:
+        """The ops whose results are better made again for each use than kept: large, light, and made of little (masks).
+
+        With `rows`, also what is made, row by row, of something that is there as long anyway (a norm of the residual).
+        """
+        graph, forms = self.net.graph, scales.forms
+        largest = max((scales.storage_bytes(s) for s in forms.born), default=0)
         kept = {s for v in self.net.handed if (s := graph.values[v].storage) is not None}
         found: set[int] = set()
 
@@ -55,13 +58,17 @@ class Chunking:
             storage = graph.values[value].storage
             return 0 if storage is None else scales.storage_bytes(storage)
 
-        for op in sorted(self.net.light):
+        def last(value: int) -> int:
+            return forms.last.get(graph.values[value].storage or -1, forms.count)
+
+        for op in sorted(self.net.light | self.net.norms if rows else self.net.light):
             made = graph.ops[op].outputs
             large = max(size(v) for v in made)
             if large < largest * LARGE or any(graph.values[v].storage in kept for v in made):
                 continue
+            needed = max(last(v) for v in made)
             given = [v for v in self.net.operands[op] if graph.maker[v] not in found]
-            if all(size(v) <= large / 16 for v in given):
+            if all(size(v) <= large / 16 or (rows and last(v) >= needed) for v in given):
                 found.add(op)
         return frozenset(found)
 

@@ -25,8 +25,9 @@ def _flash(q: Spec, k: Spec, v: Spec, *rest: Any, threads: int, attn_mask: Spec 
     """
     scores = 512 * (4 if q.dtype.itemsize > 2 else 6)
     tiles = threads * _attention_rows(q.shape[2]) * (scores + q.shape[3] * 4)
-    is_read = attn_mask is None or attn_mask.shape[-1] == 1 or attn_mask.stride[-1] in (0, 1)
-    return tiles if is_read else tiles + attn_mask.nbytes
+    if attn_mask is None or attn_mask.shape[-1] == 1 or attn_mask.stride[-1] in (0, 1):
+        return tiles
+    return tiles + attn_mask.nbytes
 
 
 @of(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)

@@ -14,6 +14,8 @@ from typing import Any
 import sympy
 import torch
 
+from neaptide.sizes import equal
+
 aten = torch.ops.aten
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
@@ -99,16 +101,12 @@ def _specs_in(values: Sequence[Any]) -> list[Spec]:
     return [value for value in (*values, *nested) if isinstance(value, Spec)]
 
 
-def _equal(a: Any, b: Any) -> bool:
-    return a == b or (not (isinstance(a, int) and isinstance(b, int)) and sympy.expand(a - b) == 0)
-
-
 def _is_dense(spec: Spec, order: Sequence[int]) -> bool:
     expected: Any = 1
     for dim in reversed(order):
         if spec.shape[dim] == 1:
             continue
-        if not _equal(spec.stride[dim], expected):
+        if not equal(spec.stride[dim], expected):
             return False
         expected = expected * spec.shape[dim]
     return True
@@ -121,7 +119,7 @@ def merges(spec: Spec, dims: int) -> bool:
     (True, False)
     """
     kept = [dim for dim in range(dims) if spec.shape[dim] != 1]
-    return all(_equal(spec.stride[a], spec.stride[b] * spec.shape[b]) for a, b in pairwise(kept))
+    return all(equal(spec.stride[a], spec.stride[b] * spec.shape[b]) for a, b in pairwise(kept))
 
 
 def copy_bytes(spec: Spec | None) -> Any:

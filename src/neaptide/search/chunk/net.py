@@ -63,6 +63,11 @@ class Net:
 
         return frozenset(op for op in range(len(self.graph.ops)) if self.axes(op) and is_light(op))
 
+    @cached_property
+    def norms(self) -> frozenset[int]:
+        """Ops that treat rows one by one and cost little more than reading them."""
+        return frozenset(i for i, op in enumerate(self.graph.ops) if "_norm" in str(op.target) and self.axes(i))
+
 
 def _is_plain(fake: object) -> bool:
     return isinstance(fake, torch.Tensor) and fake.layout is torch.strided

@@ -117,16 +117,12 @@ class _Growth:
                 maker = self.net.graph.maker[value]
                 if maker is None or maker in self.whole:
                     continue
-                if not self._is_inside(maker) and (maker not in self.again or flow is None):
-                    continue
-                if flow is None:
-                    self._need_whole(maker, op)
+                if not self._is_inside(maker) and maker not in self.again:
                     continue
                 part = self.net.graph.ops[maker].outputs.index(value)
-                needed = along_output(self.net.axes(maker), part, flow)
+                needed = None if flow is None else along_output(self.net.axes(maker), part, flow)
                 if needed is None or self.loop.get(maker, needed) != needed:
-                    if self._is_inside(maker):
-                        self._need_whole(maker, op)
+                    self._need_whole(maker, op)
                 elif maker not in self.loop:
                     todo.append((maker, needed))
 
@@ -183,6 +179,7 @@ class _Growth:
         if not inside or self.seed not in self.loop:
             return None
         start, stop = inside[0], inside[-1] + 1
+        self.stop = stop
         before = tuple(op for op in range(start, stop) if op not in self.loop)
         for op in before:
             if (
@@ -198,7 +195,8 @@ class _Growth:
             for value in graph.ops[op].outputs:
                 if value in self.net.handed or any(user >= stop for user, _ in self.net.users[value]):
                     roots[self._root(value, after)] = None
-        made = tuple(self._made(value, start, stop) for value in roots if value in inner)
+        taken: set[int] = set()
+        made = tuple(self._made(value, stop, taken) for value in roots if value in inner)
         extent = self._extent()
         if not made or extent is None or any(m is None for m in made):
             return None
@@ -217,6 +215,10 @@ class _Growth:
                 continue
             read = any(user in self.loop for v in graph.ops[op].outputs for user, _ in self.net.users[v])
             if self.net.is_view(op) or not read or self._is_small(op):
+                del self.loop[op]
+        for op in sorted(self.loop, reverse=True):
+            read = any(user in self.loop for v in graph.ops[op].outputs for user, _ in self.net.users[v])
+            if not self._is_inside(op) and not read:
                 del self.loop[op]
 
     def _is_small(self, op: int) -> bool:
@@ -238,7 +240,7 @@ class _Growth:
             raise _NoError
         return value
 
-    def _made(self, value: int, start: int, stop: int) -> Made | None:
+    def _made(self, value: int, stop: int, taken: set[int]) -> Made | None:
         graph = self.net.graph
         maker = graph.maker[value]
         if maker is None or not self._is_inside(maker):
@@ -251,14 +253,19 @@ class _Growth:
         full = expression(fake.numel()) * fake.element_size()
         if not equal(graph.sizes.canonical(full), graph.sizes.expressions[graph.storages[storage].size]):
             return None
-        return Made(value, how, self._onto(value, how, start, stop) if isinstance(how, Flow) else None)
+        onto = self._onto(value, how, stop, taken) if isinstance(how, Flow) else None
+        if onto is not None:
+            taken.add(onto)
+        return Made(value, how, onto)
 
-    def _onto(self, value: int, how: Flow, start: int, stop: int) -> int | None:
+    def _onto(self, value: int, how: Flow, stop: int, taken: set[int]) -> int | None:
         """A value read only here, and only along `how`, whose memory the result can take over part by part."""
         graph = self.net.graph
         spec = spec_of(graph.values[value].fake)
         read = dict.fromkeys(v for op in self.loop for v in self.net.operands[op])
         for candidate in read:
+            if candidate in taken or any(user in self.again for user, _ in self.net.users[candidate]):
+                continue
             held = graph.values[candidate]
             maker = graph.maker[candidate]
             if maker is None or maker in self.loop or held.storage is None or candidate in self.net.handed:
@@ -266,10 +273,20 @@ class _Growth:
             alias = [v for v, other in enumerate(graph.values) if other.storage == held.storage]
             if alias != [candidate] or spec_of(held.fake) != spec:
                 continue
-            users = self.net.users[candidate]
-            if all(user in self.loop and self.loop[user].inputs[p] == how for user, p in users):
+            cuts = {self.loop[user].inputs[p] for user, p in self.net.users[candidate] if user in self.loop}
+            if cuts == {how} and not self._is_read_after(candidate):
                 return candidate
         return None
+
+    def _is_read_after(self, value: int) -> bool:
+        """Whether anything needs a value after the region, be it only to make something again."""
+        for user, _ in self.net.users[value]:
+            if user in self.again:
+                if any(self._is_read_after(made) for made in self.net.graph.ops[user].outputs):
+                    return True
+            elif user not in self.loop and user >= self.stop:
+                return True
+        return False
 
     def _extent(self) -> object:
         axis = self.loop[self.seed]
