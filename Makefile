@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 .PHONY: help setup demo test lint bench clean
 
 help:
-	@echo "make demo    predict and measure a training step of GPT-2, plain and compiled, and draw it"
+	@echo "make demo    GPT-2 over a budget in plain PyTorch and inside it under Neaptide, predicted, measured and drawn"
 	@echo "make test    run the tests"
 	@echo "make lint    check style and types"
 	@echo "make bench   run every benchmark"

@@ -69,6 +69,9 @@ from torch._dynamo.trace_rules import check as dynamo_skips
 from torch._dynamo.exc import TorchDynamoException as TorchDynamoException
 
 
+# The memory format that a kernel takes a tensor to be in; with a batch of one it need not be the one of the whole batch.
+from torch._prims_common import suggest_memory_format as suggest_memory_format
+
 # The floor of a symbolic quotient, in the form that torch's own sizes have.
 from torch.utils._sympy.functions import FloorDiv as FloorDiv
 

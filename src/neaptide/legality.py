@@ -85,8 +85,9 @@ def _loop_violations(graph: Graph, loop: Loop) -> Iterator[str]:
     cuts: dict[int, set[object]] = {}
     for step in loop.body:
         if not isinstance(step, Part):
-            if flows.pop(step.value, None) is None:
+            if step.value not in flows:
                 yield f"{names[step.value]} is not there to drop"
+            flows.pop(step.value, None)
             continue
         op = graph.ops[step.op]
         if op.once or op.random or op.writes:

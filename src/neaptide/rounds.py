@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_map
 
+from neaptide._torch import suggest_memory_format
 from neaptide.axes import Axis, Flow
 from neaptide.axes.parts import put_sizes
 from neaptide.graph import Graph
@@ -20,8 +21,19 @@ from neaptide.loops import Cut
 from neaptide.program import Loop, Made, Part
 
 aten = torch.ops.aten
-RESHAPED = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
-"""A slice may lie otherwise than the whole: then the part is copied where the whole was viewed."""
+
+
+def group_norm_part(x: torch.Tensor, *rest: Any) -> Any:
+    """The op, whose kernel takes nothing but contiguous memory."""
+    return aten.native_group_norm.default(x.contiguous(memory_format=suggest_memory_format(x)), *rest)
+
+
+OF_ANY_LAYOUT = {
+    aten.view.default: aten.reshape.default,
+    aten._unsafe_view.default: aten.reshape.default,
+    aten.native_group_norm.default: group_norm_part,
+}
+"""A slice, or a batch of one, may lie otherwise than the whole: then the part is copied where the whole was not."""
 
 
 class Round:
@@ -96,7 +108,7 @@ class Round:
         kwargs: Any = {k: tree_map(argument, v) for k, v in op.node.kwargs.items()}
         if axis.sizes:
             args = put_sizes(args, axis, self._extent(axis))
-        target: Any = RESHAPED.get(op.target, op.target)
+        target: Any = OF_ANY_LAYOUT.get(op.target, op.target)
         if axis.instead is not None:
             target, args = axis.instead, (self._times(self.lo, axis.block), self._times(self.hi, axis.block), *args)
         made = self.graph.create_node("call_function", target, tuple(args), kwargs, op.name)

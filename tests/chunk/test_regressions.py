@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import neaptide
+from neaptide.rounds import group_norm_part
 
 pytestmark = pytest.mark.usefixtures("fresh_captures")
 
@@ -64,3 +65,29 @@ def test_what_is_read_again_later_keeps_its_memory() -> None:
         return again.softmax(-1) @ x
 
     same_in_parts(twice, torch.randn(640, 16))
+
+
+def test_images_run_one_by_one_through_convolutions_and_products() -> None:
+    """Neither the sizes of a convolution's result nor the rows that a product needs at least keep images together."""
+    patch, wide, narrow = torch.nn.Conv2d(3, 16, 4, 4), torch.nn.Linear(16, 128), torch.nn.Linear(128, 16)
+
+    def block(images: torch.Tensor) -> torch.Tensor:
+        return narrow(wide(patch(images).permute(0, 2, 3, 1)).relu()).permute(0, 3, 1, 2)
+
+    handle = same_in_parts(block, torch.randn(3, 3, 96, 64))
+    (region,) = handle.plan.graphs[0].regions
+    assert (region.extent, region.rows) == (3, 1)
+
+
+def test_a_norm_of_groups_takes_parts_that_lie_otherwise_than_the_whole() -> None:
+    """One image, channels last, out of several: the stride of the batch is no longer that of the layout."""
+    image = torch.randn(16 * 16 * 64).as_strided((1, 64, 16, 16), (64, 1, 1024, 64))
+    norm = torch.nn.GroupNorm(8, 64)
+    made, *_ = group_norm_part(image, norm.weight, norm.bias, 1, 64, 256, 8, norm.eps)
+    torch.testing.assert_close(made, norm(image))
+
+
+def test_a_norm_by_known_statistics_runs_in_parts() -> None:
+    """Two of its results are empty: neither parts nor the same in every part, and yet there to be dropped."""
+    conv, norm = torch.nn.Conv2d(3, 32, 3, padding=1), torch.nn.BatchNorm2d(32).eval()
+    same_in_parts(lambda images: norm(conv(images)).relu().sum(1), torch.randn(3, 3, 48, 48))

@@ -5,6 +5,7 @@ In: an fx graph that AOTAutograd traced for inference, whose nodes carry fake te
     linear.py      linear layers and batched products made whole again: bit for bit the same, done at every capture
     attention.py   attention that is written out becomes one call, which never has all scores at once
     scores.py      how written-out attention is recognised
+    causal.py      masks that hide nothing, or only what comes later, are left to the attention kernel
     masks.py       what is added to scores and what is taken out of them, as one mask
     last.py        a slice is taken before what it is a slice of is computed
     known.py       sizes that are known without making what has them
@@ -20,6 +21,7 @@ from __future__ import annotations
 from torch import fx
 
 from neaptide.rewrite.attention import fuse_attention
+from neaptide.rewrite.causal import drop_known_masks
 from neaptide.rewrite.fakes import sweep
 from neaptide.rewrite.known import take_known_sizes
 from neaptide.rewrite.last import narrow_early
@@ -31,7 +33,7 @@ __all__ = ["fuse_attention", "fuse_linear", "fuse_matmul", "narrow_early", "rewr
 def rewritten(module: fx.GraphModule) -> tuple[fx.GraphModule, tuple[str, ...]]:
     """A copy of a graph with attention fused and slices taken early, and what was done; nothing, where nothing was found."""
     copy = _copied(module)
-    done = (*fuse_attention(copy), *narrow_early(copy))
+    done = (*fuse_attention(copy), *drop_known_masks(copy), *narrow_early(copy))
     if done:
         take_known_sizes(copy)
         sweep(copy)

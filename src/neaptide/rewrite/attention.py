@@ -45,7 +45,7 @@ def _fuse(found: Attention) -> bool:
     lead, like, scores = found.lead, found.product, found.scores
     keys = untransposed(scores.right)
     is_turned = keys is None or operand(keys, lead) is None
-    given = (scores.left, scores.right if is_turned else keys, found.values)
+    given: tuple[Any, ...] = (scores.left, scores.right if is_turned else keys, found.values)
     if not _is_fusible(found) or any(operand(node, lead) is None for node in given):
         return False
     with like.graph.inserting_before(like):

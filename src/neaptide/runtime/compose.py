@@ -174,7 +174,7 @@ def _graph_plan(unit: Unit, rung: Rung, dims: Dims) -> GraphPlan:
         sum(isinstance(step, (Run, Rerun)) and step.onto is not None for step in steps),
         rung.kept(dims) if graph.trains else 0,
         rung.peak(dims),
-        graph.notes,
+        (*graph.notes, *unit.notes),
         rung.rewrites,
         tuple(_region_plan(graph, loop, dims) for loop in rung.loops),
         seconds(rung.usual, dims) if not graph.trains else 0.0,

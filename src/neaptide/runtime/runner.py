@@ -84,6 +84,11 @@ class Unit:
         """What PyTorch itself would take at best."""
         return self.rungs[0]._envelope
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the plan should know of how it was found."""
+        return ()
+
     def tighter(self, dims: Dims, room: int | None) -> Rung | None:
         """A way to run that takes no more than `room`, beyond the rungs; without a room, the one that takes least."""
         return None
@@ -132,6 +137,12 @@ class Inference(Unit):
             if found is None or rung.peak(dims) < found.peak(dims):
                 found = rung
         return found
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        unlisted = self._chunking.net.unlisted if "_chunking" in self.__dict__ else ()
+        how = "nobody listed how they can be done in parts; neaptide.axes.flows adds a rule"
+        return (f"stay whole: {', '.join(unlisted)} ({how})",) if unlisted else ()
 
     @cached_property
     def _rewritten(self) -> tuple[Graph, tuple[str, ...]]:

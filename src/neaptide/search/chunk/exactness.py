@@ -6,6 +6,8 @@ columns need not, nor what is summed across the cut.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from neaptide.axes import Flow
@@ -29,14 +31,18 @@ def is_row_by_row(net: Net, part: Part) -> bool:
     return True
 
 
-def cuts_rows(net: Net, part: Part) -> bool:
-    """Whether a matrix product has its rows cut: with few of them its kernel adds in another order."""
+ENOUGH_ROWS = 16
+"""With fewer rows a matrix product's kernel adds in another order."""
+
+
+def rows_cut(net: Net, part: Part) -> Any:
+    """How many rows of a matrix product are one unit of what is cut; None where its rows are not cut."""
     name = _name(net, part)
     first = FIRST_OPERAND.get(name)
     if name == "convolution" or (first is None and "scaled_dot_product" not in name):
-        return False
+        return None
     flow = part.axis.inputs[first or 0]
-    return flow is not None and not _is_batch(net, part)
+    return None if flow is None or _is_batch(net, part) else flow.block
 
 
 def _name(net: Net, part: Part) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from neaptide.axes import Axis, Flow, along_input, along_output, equal, quotient
 from neaptide.graph import expression, spec_of
 from neaptide.program import Made, Part
-from neaptide.search.chunk.exactness import cuts_rows, is_row_by_row
+from neaptide.search.chunk.exactness import is_row_by_row, rows_cut
 from neaptide.search.chunk.net import Net
 
 
@@ -30,10 +30,10 @@ class Region:
     made: tuple[Made, ...]
     after: tuple[int, ...]
     extent: int
-    rows: int
-    """The fewest units of a part for which results stay the same to the last bit."""
+    rows: tuple[int, ...]
+    """How many rows of each matrix product one unit is, as places in the table of sizes."""
     exact: bool
-    """Whether they do, with that many."""
+    """Whether results stay the same to the last bit, with enough rows."""
 
     def __repr__(self) -> str:
         return f"Region({self.start}-{self.stop}, {len(self.parts)} ops in parts, {len(self.made)} results)"
@@ -201,10 +201,11 @@ class _Growth:
         if not made or extent is None or any(m is None for m in made):
             return None
         parts = tuple(Part(op, self.loop[op]) for op in order)
-        fewest = 16 if any(cuts_rows(self.net, part) for part in parts) else 1
+        rows = dict.fromkeys(r for part in parts if (r := rows_cut(self.net, part)) is not None)
+        rows_at = tuple(graph.sizes.add(r) for r in rows)
         whole = tuple(m for m in made if m is not None)
         exact = all(isinstance(m.how, Flow) for m in whole) and all(is_row_by_row(self.net, part) for part in parts)
-        return Region(start, stop, before, parts, whole, tuple(sorted(after)), graph.sizes.add(extent), fewest, exact)
+        return Region(start, stop, before, parts, whole, tuple(sorted(after)), graph.sizes.add(extent), rows_at, exact)
 
     def _take_out_idle(self) -> None:
         """Views of what is there whole, small things and what nothing in the loop reads are made before it."""
@@ -264,7 +265,7 @@ class _Growth:
         spec = spec_of(graph.values[value].fake)
         read = dict.fromkeys(v for op in self.loop for v in self.net.operands[op])
         for candidate in read:
-            if candidate in taken or any(user in self.again for user, _ in self.net.users[candidate]):
+            if candidate in taken:
                 continue
             held = graph.values[candidate]
             maker = graph.maker[candidate]
@@ -274,17 +275,17 @@ class _Growth:
             if alias != [candidate] or spec_of(held.fake) != spec:
                 continue
             cuts = {self.loop[user].inputs[p] for user, p in self.net.users[candidate] if user in self.loop}
-            if cuts == {how} and not self._is_read_after(candidate):
+            if cuts == {how} and not self._is_read_after(candidate, stop):
                 return candidate
         return None
 
-    def _is_read_after(self, value: int) -> bool:
-        """Whether anything needs a value after the region, be it only to make something again."""
+    def _is_read_after(self, value: int, stop: int) -> bool:
+        """Whether anything needs a value after the region, which ends at `stop`, be it only to make something again."""
         for user, _ in self.net.users[value]:
             if user in self.again:
-                if any(self._is_read_after(made) for made in self.net.graph.ops[user].outputs):
+                if any(self._is_read_after(made, stop) for made in self.net.graph.ops[user].outputs):
                     return True
-            elif user not in self.loop and user >= self.stop:
+            elif user not in self.loop and user >= stop:
                 return True
         return False
 

@@ -120,7 +120,7 @@ def _smallest(weighed: Weighed) -> int | None:
 
 
 def _is_long_enough(weighed: Weighed, chunk: int) -> bool:
-    return weighed.extent // -(-weighed.extent // chunk) >= weighed.region.rows
+    return weighed.extent // -(-weighed.extent // chunk) >= weighed.fewest
 
 
 def select(paths: Sequence[Paths], limit: int, exact: bool) -> Selection | None:

@@ -15,6 +15,7 @@ from neaptide.allocator import allocated
 from neaptide.axes import Flow
 from neaptide.memory import undominated
 from neaptide.program import reads_of_parts
+from neaptide.search.chunk.exactness import ENOUGH_ROWS
 from neaptide.search.chunk.net import Net
 from neaptide.search.chunk.regions import Region
 from neaptide.shapes import Concrete, rows_of, shapes_of
@@ -240,6 +241,7 @@ class Scales:
         return Weighed(
             region,
             self.shapes.sizes[region.extent],
+            max((-(-ENOUGH_ROWS // max(self.shapes.sizes[r], 1)) for r in region.rows), default=1),
             int((form.before @ self.bytes).max()),
             int(form.standing @ self.bytes),
             int((form.body @ self.bytes).max(initial=0)),
@@ -258,6 +260,8 @@ class Weighed:
 
     region: Region
     extent: int
+    fewest: int
+    """The fewest units of a part that give every matrix product enough rows."""
     before: int
     standing: int
     body: int

@@ -1,0 +1,222 @@
+"""The questions. Each section takes a `Bench` and a family, and yields rows as they become known.
+
+Activations are the peak less parameters, buffers, inputs and outputs. Budgets are whole peaks, as a user writes them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.chunking.experts import EXPERTS
+from benchmarks.chunking.families import FAMILIES
+from benchmarks.chunking.processes import Answer, Bench
+from benchmarks.chunking.variants import Variant
+
+Row = dict[str, Any]
+BUDGETS = 8
+TELLING = 1e-3
+"""A relative difference of results above this is said in the row."""
+
+
+def memory(bench: Bench, family: str) -> Iterator[Row]:
+    """Written-out attention as the baseline: its kernel, PyTorch's compiler, and ours at a tenth of its activations."""
+    plain = bench.variant(family)
+    base = bench.peak(plain)
+    yield _alone(plain, "written out", base)
+    if "failed" in base:
+        return
+    yield _compare(bench, "SDPA", plain, replace(plain, form="sdpa"))
+    yield _compare(bench, "torch.compile", plain, replace(plain, way="inductor"))
+    yield _ours(bench, "ours, -90 %", plain, _share(base, 0.1))
+    yield _ours(bench, "ours, no rewriting, -85 %", plain, _share(base, 0.15), rewrite=False)
+
+
+def sdpa(bench: Bench, family: str) -> Iterator[Row]:
+    """Fused attention as the baseline: what else there is to save."""
+    plain = bench.variant(family, form="sdpa")
+    base = bench.peak(plain)
+    yield _alone(plain, "SDPA", base)
+    if "failed" not in base:
+        share = FAMILIES[family].over_sdpa
+        yield _ours(bench, f"ours, -{100 * (1 - share):.0f} %", plain, _share(base, share))
+
+
+def experts(bench: Bench, family: str) -> Iterator[Row]:
+    """Each expert's peak as the budget for the model that no expert has touched."""
+    for name, expert in EXPERTS.items():
+        if expert.family != family:
+            continue
+        plain = bench.variant(family, form=expert.form)
+        by_hand = replace(plain, way=name)
+        base, taken = bench.peak(plain), bench.peak(by_hand)
+        if "failed" in base or "failed" in taken:
+            yield _alone(by_hand, name, base if "failed" in base else taken)
+            continue
+        yield _compare(bench, name, plain, by_hand)
+        yield _ours(bench, f"ours in that, over {name}", plain, taken["peak"], baseline=by_hand)
+        if expert.form == "eager":
+            way = f"ours in that, no rewriting, over {name}"
+            yield _ours(bench, way, plain, taken["peak"], baseline=by_hand, rewrite=False)
+
+
+def longest(bench: Bench, family: str) -> Iterator[Row]:
+    """The longest input that fits into what the written-out model takes at its base size: predicted, then run."""
+    known = FAMILIES[family]
+    base = bench.size or known.base
+    budget = bench.estimate(bench.variant(family, base)).get("predicted")
+    row: Row = {"family": family, "unit": known.unit, "flat": known.flat, "budget": budget, "plain": base}
+    if budget is None:
+        yield {**row, "failed": "no prediction of the plain peak"}
+        return
+
+    def fits(size: int) -> bool:
+        made = bench.plan(bench.variant(family, size, way="ours", budget=budget))
+        return made.get("predicted", budget + 1) <= budget
+
+    size = largest(fits, base, known.step)
+    taken = bench.peak(bench.variant(family, size, way="ours", budget=budget))
+    measured = {key: taken[key] for key in ("peak", "seconds", "predicted", "failed") if key in taken}
+    yield {**row, "ours": size, "ratio": size / base, **measured}
+
+
+def budgets(bench: Bench, family: str) -> Iterator[Row]:
+    """Budgets from the plain peak to the smallest reachable: whether each is held, and predicted no faster than a larger."""
+    rows = _sweep(bench, family)
+    variants = [bench.variant(family, way="ours", budget=row["budget"]) for row in rows if "failed" not in row]
+    told = bench.plans(variants) if variants else {}
+    if "plans" not in told:
+        yield {"family": family, "failed": told.get("failed") or rows[0]["failed"]}
+        return
+    before: Row = {}
+    for row, variant, plan in zip(rows, variants, told["plans"], strict=True):
+        row |= plan
+        if "failed" not in row:
+            row |= {key: value for key, value in bench.peak(variant).items() if key in ("peak", "failed")}
+        if "failed" not in row:
+            row["held"] = row["peak"] <= row["budget"]
+            row["monotone"] = not before or row["predicted_seconds"] >= before["predicted_seconds"]
+            before = row
+        yield row
+
+
+def rank(bench: Bench, family: str) -> Iterator[Row]:
+    """Predicted and measured seconds of the plans of that sweep, and how well they go together."""
+    rows = _sweep(bench, family)
+    variants = [bench.variant(family, way="ours", budget=row["budget"]) for row in rows if "failed" not in row]
+    told = bench.turns(variants) if variants else {}
+    if "seconds" not in told:
+        yield {"family": family, "failed": told.get("failed") or rows[0]["failed"]}
+        return
+    pairs = []
+    for row, plan, seconds in zip(rows, told["plans"], told["seconds"], strict=True):
+        row |= {"predicted_seconds": plan["predicted_seconds"], "seconds": statistics.median(seconds)}
+        pairs.append((row["predicted_seconds"], row["seconds"]))
+        yield row
+    yield {"family": family, "plans": len(pairs), **correlations(pairs)}
+
+
+SECTIONS: dict[str, Callable[[Bench, str], Iterator[Row]]] = {
+    "memory": memory,
+    "sdpa": sdpa,
+    "experts": experts,
+    "longest": longest,
+    "budgets": budgets,
+    "rank": rank,
+}
+
+
+def largest(fits: Callable[[int], bool], start: int, step: int) -> int:
+    """The largest size that fits, to a thirty-second of it or the step; `start` is taken to fit."""
+    low, high = start, 2 * start
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > max(step, low // 32):
+        middle = (low + high) // 2 // step * step
+        if not low < middle < high:
+            break
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def correlations(pairs: list[tuple[float, float]]) -> dict[str, float | None]:
+    """Pearson's and Spearman's, where there is something to correlate."""
+    xs, ys = [x for x, _ in pairs], [y for _, y in pairs]
+    if len(set(xs)) < 2 or len(set(ys)) < 2:
+        return {"pearson": None, "spearman": None}
+    return {"pearson": statistics.correlation(xs, ys), "spearman": statistics.correlation(_ranks(xs), _ranks(ys))}
+
+
+def _ranks(values: list[float]) -> list[float]:
+    """Places from the smallest on; equal values share the middle of theirs."""
+    ordered = sorted(values)
+    return [ordered.index(value) + (ordered.count(value) - 1) / 2 for value in values]
+
+
+def _sweep(bench: Bench, family: str) -> list[Row]:
+    """Rows with the budgets of a sweep, each the same ratio of activations below the one before; or why there are none."""
+    plain = bench.variant(family)
+    base, least = bench.peak(plain), bench.plan(replace(plain, way="ours", budget="min"))
+    failed = base.get("failed") or least.get("failed")
+    if failed:
+        return [{"family": family, "failed": failed}]
+    resident, bottom = base["resident"], least["predicted"]
+    top = base["peak"] - resident
+    ratio = max(1, bottom - resident) / top
+    shares = [ratio ** (step / (BUDGETS - 1)) for step in range(BUDGETS)]
+    limits = [resident + int(top * share) for share in shares[:-1]] + [bottom]
+    return [
+        {"family": family, "step": step, "share": share, "budget": limit, "resident": resident}
+        for step, (share, limit) in enumerate(zip(shares, limits, strict=True))
+    ]
+
+
+def _share(base: Answer, share: float) -> int:
+    """The budget that leaves a share of a case's activations."""
+    return base["resident"] + int(share * (base["peak"] - base["resident"]))
+
+
+def _alone(variant: Variant, way: str, taken: Answer) -> Row:
+    row: Row = {
+        "family": variant.family,
+        "size": variant.size,
+        "layers": variant.layers,
+        "way": way,
+        "variant": variant.to_json(),
+    }
+    if "failed" in taken:
+        return {**row, "failed": taken["failed"]}
+    return {**row, **taken, "activations": taken["peak"] - taken["resident"]}
+
+
+def _compare(bench: Bench, way: str, plain: Variant, variant: Variant, baseline: Variant | None = None) -> Row:
+    """The activations beside those of the plain model, the time beside the baseline's."""
+    base, taken = bench.peak(plain), bench.peak(variant)
+    row = _alone(variant, way, taken)
+    if "failed" in row:
+        return row
+    row["activations"] = taken["peak"] - base["resident"]
+    row["share"] = row["activations"] / (base["peak"] - base["resident"])
+    told = bench.turns([baseline or plain, variant])
+    if "failed" in told:
+        return {**row, "note": f"no time: {told['failed']}"}
+    first, second = told["seconds"]
+    row["ratios"] = [ours / theirs for ours, theirs in zip(second, first, strict=True)]
+    row["difference"] = told["differences"][1]
+    if row["difference"] > TELLING:
+        row["note"] = f"results differ by {row['difference']:.1e}"
+    return row
+
+
+def _ours(bench: Bench, way: str, plain: Variant, budget: int, rewrite: bool = True, baseline: Variant | None = None) -> Row:
+    """Ours inside a budget, or inside the smallest that can be met, as the errors tell it."""
+    inside = asked = replace(plain, way="ours", budget=budget, rewrite=rewrite)
+    for told in (bench.plan, bench.peak):
+        inside = replace(inside, budget=told(inside).get("smallest", inside.budget))
+    row = {**_compare(bench, way, plain, inside, baseline), "asked": budget, "budget": inside.budget}
+    if inside != asked:
+        least = f"asked {budget / 1e6:,.1f} MB; this is the smallest reachable"
+        row["note"] = "; ".join(filter(None, [least, row.get("note")]))
+    return row
