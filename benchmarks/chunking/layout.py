@@ -78,7 +78,7 @@ def _area(row: Row) -> str:
 def _compared(against: str) -> tuple[Column, ...]:
     return (
         Column("model", 11, _get("family")),
-        Column("way", 46, _get("way")),
+        Column("way", 28, _get("way")),
         Column("size", 6, _get("size")),
         Column("budget MB", 11, _megabytes("budget")),
         Column("predicted", 11, _megabytes("predicted")),

@@ -23,6 +23,8 @@ COLOURS = {
     "predicted": "#e39b3b",
     "measured": "#3b6ea8",
 }
+WEIGHTS = {"predicted": 5, "measured": 2}
+"""Widths of lines: what is drawn later must leave what is under it to be seen."""
 STYLE = "text{font:12px system-ui,sans-serif;fill:#16202c}.title{font-size:15px;font-weight:650}.soft{fill:#5d6b7a}"
 
 
@@ -78,14 +80,14 @@ def _lengths(rows: list[Row], top: int) -> tuple[list[str], int]:
 
 def _lines(rows: list[Row], top: int) -> tuple[list[str], int]:
     """For each family a small square: budgets to the right, predicted and measured upwards, the budget itself dashed."""
-    lines = [_text(10, top + 14, "Peaks inside a sweep of budgets, beyond what is resident: dashed is the budget", "title")]
-    for position, name in enumerate(("predicted", "measured")):
-        lines.append(_text(LABELS + 320 + 90 * position, top + 14, name, fill=COLOURS[name]))
+    lines = [_text(10, top + 14, "Activations inside a sweep of budgets (dashed)", "title")]
+    for position, name in enumerate(WEIGHTS):
+        lines.append(_text(WIDTH - 180 + 90 * position, top + 14, name, fill=COLOURS[name]))
     top += 30
-    side, gap = 200, 36
+    across, side, gap = 3, 280, 30
     place = -1
     for place, (family, group) in enumerate(_by_family(rows)):
-        left, low = 10 + (side + gap) * (place % 4), top + (side + gap) * (place // 4) + side
+        left, low = 10 + (side + gap) * (place % across), top + (side + gap) * (place // across) + side
         points = sorted(group, key=lambda row: row["budget"])
         most = max(max(row["budget"], row["peak"]) - row["resident"] for row in points)
         lines.append(f'<rect x="{left}" y="{low - side}" width="{side}" height="{side}" fill="none" stroke="#dfe4ea"/>')
@@ -99,9 +101,9 @@ def _lines(rows: list[Row], top: int) -> tuple[list[str], int]:
                 if key in row
             ]
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
-            lines.append(f'<polyline points="{path}" fill="none" stroke="{COLOURS[name]}" stroke-width="2"/>')
-            lines += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{COLOURS[name]}"/>' for x, y in spots]
-    return lines, top + (side + gap) * (place // 4 + 1)
+            lines.append(f'<polyline points="{path}" fill="none" stroke="{COLOURS[name]}" stroke-width="{WEIGHTS[name]}"/>')
+            lines += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{WEIGHTS[name] + 1}" fill="{COLOURS[name]}"/>' for x, y in spots]
+    return lines, top + (side + gap) * (place // across + 1)
 
 
 def _above(row: Row, key: str) -> float:

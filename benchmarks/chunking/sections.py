@@ -45,7 +45,7 @@ def sdpa(bench: Bench, family: str) -> Iterator[Row]:
 
 
 def experts(bench: Bench, family: str) -> Iterator[Row]:
-    """Each expert's peak as the budget for the model that no expert has touched."""
+    """Each expert's time beside the plain model's; then its peak as our budget, and our time beside the expert's."""
     for name, expert in EXPERTS.items():
         if expert.family != family:
             continue
@@ -56,10 +56,9 @@ def experts(bench: Bench, family: str) -> Iterator[Row]:
             yield _alone(by_hand, name, base if "failed" in base else taken)
             continue
         yield _compare(bench, name, plain, by_hand)
-        yield _ours(bench, f"ours in that, over {name}", plain, taken["peak"], baseline=by_hand)
-        if expert.form == "eager":
-            way = f"ours in that, no rewriting, over {name}"
-            yield _ours(bench, way, plain, taken["peak"], baseline=by_hand, rewrite=False)
+        for rewrite in (True, False) if expert.form == "eager" else (True,):
+            way = "  ours inside it" if rewrite else "  ours, no rewriting"
+            yield {**_ours(bench, way, plain, taken["peak"], rewrite, by_hand), "expert": name}
 
 
 def longest(bench: Bench, family: str) -> Iterator[Row]:

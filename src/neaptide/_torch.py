@@ -73,6 +73,7 @@ from torch._dynamo.exc import TorchDynamoException as TorchDynamoException
 from torch._prims_common import suggest_memory_format as suggest_memory_format
 
 # The floor of a symbolic quotient, in the form that torch's own sizes have.
+from torch.utils._python_dispatch import _disable_current_modes as real_tensors
 from torch.utils._sympy.functions import FloorDiv as FloorDiv
 
 # Called when a capture begins and ends: our settings are in force just then.

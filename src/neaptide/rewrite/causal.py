@@ -16,6 +16,7 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
+from neaptide._torch import real_tensors
 from neaptide.axes import equal
 from neaptide.graph import expression
 from neaptide.ops import is_once, is_random
@@ -72,7 +73,8 @@ def _kind(mask: fx.Node) -> str:
         return ""
     tried = sorted({*SAMPLES, *(n + more for n in numbers for more in (-1, 0, 1, 2) if n + more > 1)})
     symbols = sorted({s for node in makers for s in _symbols(node)}, key=str)
-    kinds = {_kind_at(mask, makers, sizes) for sizes in _samples(symbols, tried)}
+    with real_tensors():
+        kinds = {_kind_at(mask, makers, sizes) for sizes in _samples(symbols, tried)}
     return kinds.pop() if len(kinds) == 1 else ""
 
 
