@@ -72,8 +72,10 @@ from torch._dynamo.exc import TorchDynamoException as TorchDynamoException
 # The memory format that a kernel takes a tensor to be in; with a batch of one it need not be the one of the whole batch.
 from torch._prims_common import suggest_memory_format as suggest_memory_format
 
-# The floor of a symbolic quotient, in the form that torch's own sizes have.
+# A rewrite may be asked for while models run on fake tensors, and has to try something on real ones.
 from torch.utils._python_dispatch import _disable_current_modes as real_tensors
+
+# The floor of a symbolic quotient, in the form that torch's own sizes have.
 from torch.utils._sympy.functions import FloorDiv as FloorDiv
 
 # Called when a capture begins and ends: our settings are in force just then.
