@@ -33,7 +33,7 @@ __all__ = ["fuse_attention", "fuse_linear", "fuse_matmul", "narrow_early", "rewr
 def rewritten(module: fx.GraphModule) -> tuple[fx.GraphModule, tuple[str, ...]]:
     """A copy of a graph with attention fused and slices taken early, and what was done; nothing, where nothing was found."""
     copy = _copied(module)
-    done = (*fuse_attention(copy), *drop_known_masks(copy), *narrow_early(copy))
+    done = (*fuse_attention(copy), *narrow_early(copy), *drop_known_masks(copy))
     if done:
         take_known_sizes(copy)
         sweep(copy)
