@@ -7,16 +7,15 @@ per call is shared out among the parts. It is good for comparing plans, not for 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 
 from neaptide.axes import Axis, Flow
 from neaptide.graph import Graph
+from neaptide.hardware import Machine, this_machine
 from neaptide.program import Loop, Program, Rerun, Run
 from neaptide.shapes import Concrete, rows_of, shapes_of
 from neaptide.workspaces import Spec
@@ -25,21 +24,6 @@ aten = torch.ops.aten
 NOTHING = Spec((0,), (1,), torch.uint8)
 KEPT_PAGES = 32 << 20
 """Blocks below this are reused with their pages by the C library's allocator; larger ones are touched afresh each time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What this machine does: seconds per call, per arithmetic operation, per element and per byte."""
-
-    call: float
-    view: float
-    product: float
-    attention: float
-    convolution: float
-    function: float
-    softmax: float
-    byte: float
-    touch: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +37,7 @@ class Cost:
 
 def seconds(program: Program, dims: Sequence[int], machine: Machine | None = None) -> float:
     """What a program takes at the sizes `dims`."""
-    machine = machine or this_machine()
+    machine = machine or this_machine(program.graph.device)
     shapes = shapes_of(program.graph).at(dims)
     total = 0.0
     for step in program.steps:
@@ -158,38 +142,3 @@ def _count(spec: Spec) -> int:
     for size in spec.shape:
         total *= size
     return total
-
-
-@cache
-def this_machine() -> Machine:
-    """What this machine does, measured once in about a second."""
-    with torch.no_grad():
-        tiny, row = torch.ones(8), torch.ones(1 << 18)
-        a, b = torch.ones(512, 768), torch.ones(768, 768)
-        q = torch.ones(1, 4, 512, 64)
-        image, kernel = torch.ones(1, 64, 32, 32), torch.ones(64, 64, 3, 3)
-        large = 64 << 20
-        add, scores = torch.add, torch.ones(256, 1024)
-        byte = _fastest(lambda: add(row, row)) / (3 * 4 * row.numel())
-        return Machine(
-            call=_fastest(lambda: add(tiny, tiny), 200) * 2,
-            view=_fastest(lambda: tiny.view(2, 4), 200) * 2,
-            product=_fastest(lambda: a @ b) / (2 * 512 * 768 * 768),
-            attention=_fastest(lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q)) / (4 * 4 * 512 * 512 * 64),
-            convolution=_fastest(lambda: torch.conv2d(image, kernel, padding=1)) / (2 * 64 * 64 * 9 * 32 * 32),
-            function=max(_fastest(lambda: torch.nn.functional.gelu(row)) / row.numel() - 8 * byte, 0.0),
-            softmax=max(_fastest(lambda: torch.softmax(scores, -1)) / scores.numel() - 8 * byte, 0.0),
-            byte=byte,
-            touch=max(_fastest(lambda: torch.empty(large, dtype=torch.uint8).fill_(1), 5) / large - byte, 0.0),
-        )
-
-
-def _fastest(call: Callable[[], Any], times: int = 30) -> float:
-    """The shortest of many runs: whatever else the machine does only makes one longer."""
-    call()
-    found = []
-    for _ in range(times):
-        start = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - start)
-    return min(found)

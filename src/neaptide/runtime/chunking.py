@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from neaptide.graph import Graph
+from neaptide.hardware import this_machine
 from neaptide.search.chunk import Net, Selection, candidates, select
 from neaptide.search.chunk.select import Paths
 from neaptide.search.chunk.weigh import Forms, Scales
-from neaptide.timing import this_machine
 
 GUESSES = 6
 AS_LOW = 0.99
@@ -35,7 +35,7 @@ class Chunking:
         return Ways(self._paths[dims], room, exact)
 
     def _find_paths(self, dims: tuple[int, ...]) -> list[Paths]:
-        machine = this_machine()
+        machine = this_machine(self.net.graph.device)
         if not self._forms:
             scales = Scales(Forms(self.net), dims, machine)
             variants = dict.fromkeys((frozenset(), self._better_again(scales, False), self._better_again(scales, True)))

@@ -77,4 +77,15 @@ def keep_min_cut(
     (outputs,) = next(n for n in forward.graph.nodes if n.op == "output").args
     saved = [n for n in outputs[forward_outputs:] if isinstance(n, fx.Node)]
     found = {names[n.name] for n in saved if n.name in names}
-    return frozenset(v for v in found if isinstance(graph.values[v].fake, torch.Tensor))
+    return frozenset(_looked_at(graph, v) for v in found if isinstance(graph.values[v].fake, torch.Tensor))
+
+
+def _looked_at(graph: Graph, value: int) -> int:
+    """For a view, the value that it looks at: keeping one keeps the other's memory, and views are made again for nothing."""
+    storage = graph.values[value].storage
+    while (maker := graph.maker[value]) is not None and not graph.ops[maker].writes:
+        base = next((v for v in graph.ops[maker].inputs if graph.values[v].storage == storage), None)
+        if base is None:
+            break
+        value = base
+    return value

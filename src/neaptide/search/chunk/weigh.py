@@ -13,13 +13,14 @@ import numpy as np
 
 from neaptide.allocator import allocated
 from neaptide.axes import Flow
+from neaptide.hardware import Machine
 from neaptide.memory import undominated
 from neaptide.program import reads_of_parts
 from neaptide.search.chunk.exactness import ENOUGH_ROWS
 from neaptide.search.chunk.net import Net
 from neaptide.search.chunk.regions import Region
 from neaptide.shapes import Concrete, rows_of, shapes_of
-from neaptide.timing import KEPT_PAGES, Cost, Machine, cost
+from neaptide.timing import KEPT_PAGES, Cost, cost
 
 
 @dataclass(frozen=True, slots=True)

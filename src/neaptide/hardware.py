@@ -1,0 +1,169 @@
+"""What a device does: a few ops timed on it, and the figures that follow from them.
+
+In: a device. Out: a `Machine`. Other work only makes an op slower, so that the fastest time ever seen is the truest: it is kept
+in a file for the next process, and after a few of them nothing is timed any more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from neaptide._torch import real_tensors
+
+LOOKS = 4
+"""In so many processes the ops are timed; later ones take what those found."""
+CALLS = 10
+STEADY = 0.97
+PATIENCE = 0.25
+"""Seconds that one op may be called for."""
+LARGE = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Seconds per call, per arithmetic operation, per element and per byte."""
+
+    call: float
+    view: float
+    product: float
+    attention: float
+    convolution: float
+    function: float
+    softmax: float
+    byte: float
+    touch: float
+
+
+@cache
+def this_machine(device: str = "cpu") -> Machine:
+    """What a device does, timed in about a second or known from earlier processes.
+
+    >>> this_machine().call > 0
+    True
+    """
+    path = _folder() / f"machine-{_key(device)}.json"
+    kept = _read(path)
+    if kept.get("looks", 0) < LOOKS:
+        with real_tensors(), torch.inference_mode():
+            kept = _merged(kept, time_probes(device))
+        _write(path, kept)
+    return figures(kept["seconds"])
+
+
+def figures(seconds: Mapping[str, float]) -> Machine:
+    """What follows from the probes' times."""
+    byte = seconds["add"] / (3 * 4 * (1 << 18))
+    return Machine(
+        call=seconds["tiny"] * 2,
+        view=seconds["view"] * 2,
+        product=seconds["product"] / (2 * 512 * 768 * 768),
+        attention=seconds["attention"] / (4 * 4 * 512 * 512 * 64),
+        convolution=seconds["convolution"] / (2 * 64 * 64 * 9 * 32 * 32),
+        function=max(seconds["gelu"] / (1 << 18) - 8 * byte, 0.0),
+        softmax=max(seconds["softmax"] / (256 * 1024) - 8 * byte, 0.0),
+        byte=byte,
+        touch=max(seconds["touch"] / LARGE - byte, 0.0),
+    )
+
+
+def time_probes(device: str) -> dict[str, float]:
+    """The fastest time of each probe; those of bytes and arithmetic write to memory that is there."""
+
+    def ones(*shape: int) -> torch.Tensor:
+        return torch.ones(shape, device=device)
+
+    tiny, row, scores = ones(8), ones(1 << 18), ones(256, 1024)
+    a, b, c, q = ones(512, 768), ones(768, 768), ones(512, 768), ones(1, 4, 512, 64)
+    rows, chances = ones(1 << 18), ones(256, 1024)
+    image, kernel = ones(1, 64, 32, 32), ones(64, 64, 3, 3)
+    functional = torch.nn.functional
+    probes: dict[str, Callable[[], Any]] = {
+        "tiny": lambda: torch.add(tiny, tiny),
+        "view": lambda: tiny.view(2, 4),
+        "add": lambda: torch.add(row, row, out=rows),
+        "product": lambda: torch.mm(a, b, out=c),
+        "attention": lambda: functional.scaled_dot_product_attention(q, q, q),
+        "convolution": lambda: torch.conv2d(image, kernel, padding=1),
+        "gelu": lambda: torch.ops.aten.gelu.out(row, out=rows),
+        "softmax": lambda: torch.softmax(scores, -1, out=chances),
+        "touch": lambda: torch.empty(LARGE, dtype=torch.uint8, device=device).fill_(1),
+    }
+    wait = (lambda: None) if device == "cpu" else torch.accelerator.synchronize
+    return {name: _fastest(probe, wait) for name, probe in probes.items()}
+
+
+def _fastest(call: Callable[[], Any], wait: Callable[[], None]) -> float:
+    """The shortest of many runs, until more of them find none that is much shorter."""
+    call()
+    wait()
+    best, end = float("inf"), time.perf_counter() + PATIENCE
+    while time.perf_counter() < end:
+        before = best
+        for _ in range(CALLS):
+            start = time.perf_counter()
+            call()
+            wait()
+            best = min(best, time.perf_counter() - start)
+        if best > before * STEADY:
+            break
+    return best
+
+
+def _merged(kept: Mapping[str, Any], found: Mapping[str, float]) -> dict[str, Any]:
+    before = kept.get("seconds", {})
+    return {
+        "looks": kept.get("looks", 0) + 1,
+        "seconds": {name: min(taken, before.get(name, taken)) for name, taken in found.items()},
+    }
+
+
+def _folder() -> Path:
+    """Where figures are kept: `NEAPTIDE_CACHE`, or the user's folder for such things."""
+    own = os.environ.get("NEAPTIDE_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "neaptide"
+
+
+def _key(device: str) -> str:
+    """What the figures depend on."""
+    name = _processor() if device == "cpu" else str(torch.accelerator.current_device_index())
+    facts = (device, name, torch.__version__, torch.get_num_threads())
+    return sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def _processor() -> str:
+    described = Path("/proc/cpuinfo")
+    lines = described.read_text().splitlines() if described.exists() else []
+    return next((line for line in lines if line.startswith("model name")), platform.processor())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What an earlier process left; nothing if that is not there or not whole."""
+    try:
+        kept = json.loads(path.read_text())
+        figures(kept["seconds"])
+        return {"looks": int(kept["looks"]), "seconds": kept["seconds"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _write(path: Path, kept: Mapping[str, Any]) -> None:
+    """Keep the figures where that is possible; another process never sees half a file."""
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(json.dumps(kept))
+        fresh.replace(path)

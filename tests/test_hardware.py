@@ -1,0 +1,63 @@
+"""Figures of a machine: kept between processes, the fastest of all, and never in the way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from torch._subclasses import FakeTensorMode
+
+from neaptide import hardware
+from neaptide.hardware import LOOKS, figures, time_probes
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NEAPTIDE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def look() -> hardware.Machine:
+    """What a new process would find."""
+    return hardware.this_machine.__wrapped__("cpu")
+
+
+def test_every_figure_is_of_a_plausible_size() -> None:
+    machine = figures(time_probes("cpu"))
+    assert 1e-8 < machine.view < machine.call < 1e-3
+    assert 1e-13 < machine.product < 1e-8
+    assert 1e-12 < machine.byte < 1e-8
+
+
+def test_tensors_are_real_where_a_plan_is_made_on_fake_ones(kept: Path) -> None:
+    with FakeTensorMode():
+        machine = look()
+    assert machine.touch + machine.byte > 1e-12
+    assert machine.product < 1e-8
+
+
+def test_the_fastest_time_is_kept_and_after_a_few_looks_nothing_is_timed(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([3.0, 1.0, 2.0, 5.0])
+    names = tuple(time_probes("cpu"))
+    monkeypatch.setattr(hardware, "time_probes", lambda device: dict.fromkeys(names, next(times)))
+    found = [look().call for _ in range(LOOKS + 2)]
+    assert found == [6.0, 2.0, 2.0, 2.0, 2.0, 2.0]
+    (file,) = kept.iterdir()
+    assert json.loads(file.read_text())["looks"] == LOOKS
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"looks": 9, "seconds": {}}', '{"looks": "x"}'])
+def test_a_broken_file_is_as_good_as_none(kept: Path, text: str) -> None:
+    look()
+    (file,) = kept.iterdir()
+    file.write_text(text)
+    assert look().call > 0
+    assert json.loads(file.read_text())["looks"] == 1
+
+
+def test_a_folder_that_cannot_be_written_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = tmp_path / "a file"
+    blocked.write_text("in the way")
+    monkeypatch.setenv("NEAPTIDE_CACHE", str(blocked / "cache"))
+    assert look().call > 0
