@@ -25,7 +25,8 @@ def look() -> hardware.Machine:
 
 def test_every_figure_is_of_a_plausible_size() -> None:
     machine = figures(time_probes("cpu"))
-    assert 1e-8 < machine.view < machine.call < 1e-3
+    assert 1e-8 < machine.view < 1e-3
+    assert 1e-8 < machine.call < 1e-3
     assert 1e-13 < machine.product < 1e-8
     assert 1e-12 < machine.byte < 1e-8
 

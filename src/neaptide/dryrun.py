@@ -18,14 +18,14 @@ import torch
 from neaptide.accounting import Accounting, tensors_in
 from neaptide.errors import CaptureError, InputError
 from neaptide.optimizers import parameters_of, twin_optimizer
-from neaptide.timeline import Kind, Life, Timeline
+from neaptide.timeline import Predicted, Timeline
 from neaptide.twins import Twins, as_if_real, fake_twins, split_inputs
 
 Loss = Callable[[Any], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Estimate(Predicted):
     """The memory of one step, predicted. `notes` says what had to be assumed.
 
     >>> made = estimate(torch.nn.Linear(256, 256), torch.ones(64, 256), train=False)
@@ -37,18 +37,6 @@ class Estimate:
 
     timeline: Timeline
     notes: tuple[str, ...] = ()
-
-    @property
-    def peak(self) -> int:
-        return self.timeline.peak
-
-    @property
-    def parts(self) -> Mapping[Kind, int]:
-        return self.timeline.parts
-
-    @property
-    def held_by(self) -> tuple[Life, ...]:
-        return self.timeline.held_by
 
     def to_json(self) -> dict[str, Any]:
         return {"peak": self.peak, "timeline": self.timeline.to_json(), "notes": list(self.notes)}

@@ -7,7 +7,7 @@ An inference program is one piece; a training program is two, parted at its `Tur
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 
 from neaptide import generator
 from neaptide.graph import Graph
-from neaptide.loops import Looped, write_loop
+from neaptide.loops import Looped, signature, write_loop
 from neaptide.ops import PART_OF, in_place_variant
 from neaptide.program import Copy, Loop, Mark, Program, Rerun, Run, Same, Step, reads
 from neaptide.rounds import Round
@@ -71,12 +71,13 @@ def emit_forward(program: Program, slots: Sequence[int], marks: Sequence[int], s
 
 
 def emit_backward(program: Program, slots: Sequence[int], marks: Sequence[int], sizes: Sequence[int]) -> Emitted:
-    """The steps after the turn: sizes, generator states, saved tensors and tangents in; gradients out.
+    """The steps after the turn: free and saved sizes, generator states, saved tensors and tangents in; gradients out.
 
     All of the graph's tangents come in, None where one is absent; a gradient that is not made goes out as None.
     """
     graph = program.graph
     piece = _Piece(graph)
+    piece.dims = [piece.graph.placeholder(f"size_{symbol.name}") for symbol in graph.sizes.symbols]
     piece.take(sizes)
     for mark in marks:
         piece.states[mark] = piece.graph.placeholder(f"state_{graph.ops[mark].name}")
@@ -115,6 +116,7 @@ class _Piece:
         self.empty: dict[int, fx.Node] = {}
         self.dims: list[fx.Node] = []
         self.loops: dict[str, Looped] = {}
+        self.named: dict[Hashable, str] = {}
 
     def take(self, values: Sequence[int]) -> None:
         for value in values:
@@ -198,13 +200,11 @@ class _Piece:
         return whole
 
     def loop(self, loop: Loop) -> None:
-        name = f"loop_{len(self.loops)}"
-        inner = Round(self.source, loop)
-        body = compiled(inner.graph, {}, f"round_{len(self.loops)}")
-        source = write_loop(name, self.source, loop, inner.cuts, inner.extras)
-        self.loops[name] = Looped(name, source, body.forward, body)
+        key = signature(self.source, loop)
+        name = self.named.get(key) or self.write_loop(key, loop)
         made = self.graph.call_module(name, (*self.dims, *(self.name(v) for v in reads(self.source, loop))))
-        made.meta["place"] = inner.place
+        first = self.source.ops[loop.parts[0].op]
+        made.meta["place"] = (first.path, first.source)
         if len(loop.made) == 1:
             self.names[loop.made[0].value] = made
             return
@@ -213,6 +213,15 @@ class _Piece:
             self.names[result.value] = self.graph.create_node(
                 "call_function", operator.getitem, taken, {}, f"{name}_{position}"
             )
+
+    def write_loop(self, key: Hashable, loop: Loop) -> str:
+        """The code of a loop, for it and for all that are like it."""
+        name = self.named[key] = f"loop_{len(self.loops)}"
+        inner = Round(self.source, loop)
+        body = compiled(inner.graph, {}, f"round_{len(self.loops)}")
+        source = write_loop(name, self.source, loop, inner.cuts, inner.extras)
+        self.loops[name] = Looped(name, source, body.forward, body)
+        return name
 
     def argument(self, node: fx.Node) -> fx.Node:
         return self.name(self.source.value_of[node])

@@ -8,7 +8,7 @@ writes its part of the results. The parts are as equal as they can be, so that n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +75,37 @@ def write_loop(name: str, graph: Graph, loop: Loop, cuts: Sequence[Cut], extras:
     lines.append("        body([" + ", ".join(given) + "])")
     lines.append(f"    return {made[0] if len(made) == 1 else ', '.join(made)}")
     return "\n".join(lines) + "\n"
+
+
+def signature(graph: Graph, loop: Loop) -> Hashable:
+    """What two loops have in common if they run the same code on other values, as those of identical layers do."""
+    numbers: dict[int, int] = {}
+
+    def number(value: int) -> int:
+        return numbers.setdefault(value, len(numbers))
+
+    def form(argument: Any) -> Hashable:
+        if isinstance(argument, fx.Node):
+            return ("value", number(graph.value_of[argument]))
+        if isinstance(argument, (list, tuple)):
+            return tuple(map(form, argument))
+        return (type(argument), argument)
+
+    given = tuple(map(number, reads(graph, loop)))
+    parts: list[Hashable] = []
+    for part in loop.parts:
+        op = graph.ops[part.op]
+        named = tuple((name, form(value)) for name, value in op.node.kwargs.items())
+        made = tuple((number(v), graph.values[v].part) for v in op.outputs)
+        parts.append((op.target, form(op.node.args), named, made, part.axis))
+    results = [(number(m.value), m.how, None if m.onto is None else number(m.onto), _look(graph, m.value)) for m in loop.made]
+    return (loop.extent, loop.chunk, given, tuple(parts), tuple(results))
+
+
+def _look(graph: Graph, value: int) -> Hashable:
+    """The shape, strides and kind of a tensor."""
+    fake = graph.values[value].fake
+    return (*map(expression, fake.shape), *map(expression, fake.stride()), fake.dtype, str(fake.device))
 
 
 def lowest(dtype: torch.dtype) -> float:

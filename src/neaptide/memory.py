@@ -156,6 +156,17 @@ def peak_beyond(program: Program, dims: Sequence[int]) -> int:
     return int(change.cumsum()[:-1].max(initial=0))
 
 
+def kept_at_turn(program: Program, dims: Sequence[int]) -> int:
+    """Bytes that the forward leaves behind at the sizes `dims`: what is saved for the backward, and its outputs."""
+    labels, found = spans(program)
+    taken, turn = bytes_at(program.graph, dims), turn_of(program)
+    return sum(taken(s) for s in found if not s.lent and _is_kept(s, turn, len(labels)))
+
+
+def _is_kept(span: Span, turn: int, end: int) -> bool:
+    return span.born < turn < span.dies or (span.born < turn == span.dies == end)
+
+
 def bytes_at(graph: Graph, dims: Sequence[int]) -> Callable[[Span], int]:
     """What the allocator takes for a span of `graph` at `dims`."""
     whole = [allocated(n, graph.device) for n in graph.sizes.evaluate(dims)]
@@ -216,7 +227,7 @@ def envelope(program: Program) -> Envelope:
     turn = turn_of(program)
     at_turn = np.zeros(len(columns), dtype=np.int64)
     for s in own:
-        if s.born < turn < s.dies or (s.born < turn == s.dies == len(labels)):
+        if _is_kept(s, turn, len(labels)):
             at_turn[place[s.size]] += 1
     return Envelope(program.graph, np.array(columns, dtype=np.int64), undominated(rows), at_turn)
 

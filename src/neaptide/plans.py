@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from neaptide.timeline import Kind, Life, Timeline
+from neaptide.timeline import Predicted, Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,10 @@ class GraphPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Predicted):
     """What a step will take under a budget, and how each of its graphs will run.
 
+    >>> from neaptide.timeline import Life
     >>> plan = Plan(budget=None, graphs=(), timeline=Timeline(("op",), (Life("x", "input", 8, 0, 1),)))
     >>> plan.peak
     8
@@ -85,24 +86,9 @@ class Plan:
     notes: tuple[str, ...] = field(default=())
 
     @property
-    def peak(self) -> int:
-        """The predicted peak of the whole step, in bytes."""
-        return self.timeline.peak
-
-    @property
     def seconds(self) -> float:
         """The predicted time of the graphs' inference, by a model of this machine that is meant for comparing plans."""
         return sum(graph.seconds for graph in self.graphs)
-
-    @property
-    def parts(self) -> Mapping[Kind, int]:
-        """The peak by what it is made of."""
-        return self.timeline.parts
-
-    @property
-    def held_by(self) -> tuple[Life, ...]:
-        """What is alive at the peak, largest first."""
-        return self.timeline.held_by
 
     def __str__(self) -> str:
         from neaptide.report import format_bytes

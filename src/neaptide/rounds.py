@@ -48,8 +48,6 @@ class Round:
         self.cuts, self.given = self._take_cuts(loop)
         self.results = {m.value: self._take(f"{self._name(m.value)}_out") for m in loop.made}
         self._extents: dict[Any, fx.Node] = {}
-        first = source.ops[loop.parts[0].op]
-        self.place = (first.path, first.source)
         at_once = {m.value: m for m in loop.made if m.onto is None}
         for part in loop.parts:
             self._call(part)

@@ -117,3 +117,24 @@ class Timeline:
                     )
                 )
         return Timeline(tuple(steps), tuple(lives))
+
+
+class Predicted:
+    """What is known of anything that has a timeline."""
+
+    timeline: Timeline
+
+    @property
+    def peak(self) -> int:
+        """The predicted peak of the whole step, in bytes."""
+        return self.timeline.peak
+
+    @property
+    def parts(self) -> Mapping[Kind, int]:
+        """The peak by what it is made of."""
+        return self.timeline.parts
+
+    @property
+    def held_by(self) -> tuple[Life, ...]:
+        """What is alive at the peak, largest first."""
+        return self.timeline.held_by

@@ -22,8 +22,9 @@ from neaptide.workspaces import Spec
 
 aten = torch.ops.aten
 NOTHING = Spec((0,), (1,), torch.uint8)
-KEPT_PAGES = 32 << 20
-"""Blocks below this are reused with their pages by the C library's allocator; larger ones are touched afresh each time."""
+KEPT_PAGES = (32 << 20) - 4096
+"""Blocks up to this are reused with their pages by the C library's allocator; larger ones are touched afresh each time.
+Its limit counts what it puts around them, so that 32 MiB itself, which powers of two often come to, is past it."""
 
 
 @dataclass(frozen=True, slots=True)

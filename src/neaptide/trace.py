@@ -140,7 +140,7 @@ class _Builder:
             if isinstance(base.meta.get("val"), (tuple, list)) and self.values[parts[0]].part is not None:
                 self.of_node[node] = (next(v for v in parts if self.values[v].part == position),)
                 return
-        path, source = _path(node), _source(node)
+        path, source = module_path(node), _source(node)
         val = node.meta.get("val")
         self._bound_unbacked(node, val)
         outputs: list[int] = []
@@ -228,7 +228,8 @@ def _backward_nodes(module: fx.GraphModule, tangents: frozenset[str]) -> frozens
     return frozenset(found)
 
 
-def _path(node: fx.Node) -> str:
+def module_path(node: fx.Node) -> str:
+    """The module that an op came from, as `named_modules` calls it."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
         return ""

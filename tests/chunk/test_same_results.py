@@ -111,3 +111,17 @@ def test_random_numbers_and_effects_stay_out_of_loops() -> None:
         expected = noisy(x, seen)
     assert torch.equal(got, expected)
     assert seen.item() == 2
+
+
+def test_identical_layers_share_the_code_of_their_loops() -> None:
+    torch.manual_seed(0)
+    module = Stack(layers=4)
+    x = rows(2, 700)
+    with torch.no_grad():
+        expected = module(x)
+        handle = neaptide.compile(module, budget="min")
+        torch.testing.assert_close(handle(x), expected, rtol=1e-5, atol=1e-5)
+    (piece,) = handle._session.units[0]._pieces.values()
+    calls = [node.target for node in piece.module.graph.nodes if node.op == "call_module"]
+    assert len(calls) == len(handle.plan.graphs[0].regions) >= 4
+    assert len(set(calls)) < len(calls)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -14,12 +14,14 @@ from torch import nn
 from torch.nn import functional as F
 
 import neaptide
-from neaptide.apply import recompute, without, write_in_place
+from neaptide.apply import chunk, recompute, without, write_in_place
 from neaptide.emit import emit_backward, emit_forward
 from neaptide.graph import Graph
 from neaptide.memory import envelope, timeline
 from neaptide.program import Program
 from neaptide.runtime.runner import Training
+from neaptide.search.chunk.net import Net
+from neaptide.search.chunk.regions import Region, grow
 from neaptide.search.recompute import keep_all
 from tests.properties.live import Live
 
@@ -85,7 +87,7 @@ def _compiled(kind: type[nn.Module]) -> tuple[nn.Module, neaptide.Handle]:
     return model, neaptide.compile(model)
 
 
-def run(program: Program, args: list[Any], tangents: list[Any]) -> tuple[list[Any], int]:
+def run(program: Program, args: list[Any], tangents: list[Any], dims: tuple[int, ...]) -> tuple[list[Any], int]:
     """A forward and its backward by the emitted pieces: outputs and gradients, and the most bytes alive during it."""
     graph = program.graph
     slots = [v for v in program.saved if isinstance(graph.values[v].fake, torch.Tensor)]
@@ -98,7 +100,7 @@ def run(program: Program, args: list[Any], tangents: list[Any]) -> tuple[list[An
         outputs, carried = results[: len(graph.outputs)], results[len(graph.outputs) :]
         del results
         live._see(tangents)
-        boxed = [*carried[len(carried) - len(sizes) :], *carried[: len(carried) - len(sizes)], *tangents]
+        boxed = [*dims, *carried[len(carried) - len(sizes) :], *carried[: len(carried) - len(sizes)], *tangents]
         tangents.clear()
         del carried
         gradients = backward.run(boxed)
@@ -117,19 +119,19 @@ def test_every_set_of_kept_values_gives_the_same_gradients_in_the_predicted_memo
     tangents = [torch.randn(graph.sizes.shape([_expr(s) for s in graph.values[v].fake.shape], dims)) for v in graph.tangents]
     absent = frozenset(data.draw(st.sets(st.sampled_from(graph.tangents), max_size=len(graph.tangents) - 1)))
 
-    expected, _ = run(recompute(graph, keep_all(graph), graph.mutated), _fresh(args), list(tangents))
+    expected, _ = run(recompute(graph, keep_all(graph), graph.mutated), _fresh(args), list(tangents), dims)
     program = write_in_place(recompute(graph, keep, graph.mutated))
-    got, most = run(program, _fresh(args), [t.clone() for t in tangents])
+    got, most = run(program, _fresh(args), [t.clone() for t in tangents], dims)
     assert all(_same(a, b) for a, b in zip(got, expected, strict=True))
     line = timeline(program, dims)
     assert most == pytest.approx(_plain(line), abs=8192 * (1 + len(program.marks)))
     assert envelope(program).peak(dims) + sum(s.bytes for s in line.lives if s.kind in _LENT) == line.peak
 
     zeros = [torch.zeros_like(t) if v in absent else t for v, t in zip(graph.tangents, tangents, strict=True)]
-    expected, _ = run(recompute(graph, keep_all(graph), graph.mutated), _fresh(args), list(zeros))
+    expected, _ = run(recompute(graph, keep_all(graph), graph.mutated), _fresh(args), list(zeros), dims)
     fewer = write_in_place(without(program, absent))
     given = [None if v in fewer.absent else t for v, t in zip(graph.tangents, zeros, strict=True)]
-    got, _ = run(fewer, _fresh(args), given)
+    got, _ = run(fewer, _fresh(args), given, dims)
     assert all(_same(a, b) or (a is None and not b.any()) for a, b in zip(got, expected, strict=True))
 
 
@@ -152,3 +154,36 @@ def _plain(line: Any) -> int:
     """The peak without what ops allocate inside themselves, which a count of storages cannot see."""
     lives = tuple(life for life in line.lives if life.kind != "workspace")
     return type(line)(line.steps, lives).peak
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+@pytest.mark.parametrize("sizes", [(3, 70), (2, 131)])
+def test_pieces_of_a_training_program_run_in_parts(sizes: tuple[int, int], phase: str) -> None:
+    graph, args, dims = captured(Block, sizes)
+    tangents = [torch.randn(graph.sizes.shape([_expr(s) for s in graph.values[v].fake.shape], dims)) for v in graph.tangents]
+    for keep in (keep_all(graph), frozenset()):
+        plain = recompute(graph, keep, graph.mutated)
+        expected, _ = run(plain, _fresh(args), [t.clone() for t in tangents], dims)
+        regions = list(_regions(graph, phase))
+        assert regions
+        for region in regions:
+            program = write_in_place(chunk(plain, [(region, 16)]))
+            got, most = run(program, _fresh(args), [t.clone() for t in tangents], dims)
+            for mine, theirs in zip(got, expected, strict=True):
+                torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+            assert most <= timeline(program, dims).peak
+
+
+def _regions(graph: Graph, phase: str) -> Iterator[Region]:
+    """Every region on one side of the turn, as wide as it can be."""
+    net = Net(graph)
+    own = [i for i, op in enumerate(graph.ops) if op.phase == phase]
+    seen = set()
+    for seed in own:
+        for axis in net.axes(seed):
+            region = grow(net, seed, axis, own[0], own[-1] + 1)
+            if region is None or region in seen:
+                continue
+            seen.add(region)
+            if all(graph.ops[i].phase == phase for i in range(region.start, region.stop)):
+                yield region

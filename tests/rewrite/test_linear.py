@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from neaptide.trace import _path
+from neaptide.trace import module_path
 from tests.rewrite.traced import Traced, counts, whole
 
 pytestmark = pytest.mark.usefixtures("fresh_captures")
@@ -144,4 +144,4 @@ def test_new_ops_know_their_place_in_the_model() -> None:
     traced = Traced(model, whole)
     traced(torch.randn(3, 5, 8))
     made = [n for n in traced.changed.graph.nodes if n.target is torch.ops.aten.linear.default]
-    assert [_path(node) for node in made] == ["0", "2"]
+    assert [module_path(node) for node in made] == ["0", "2"]

@@ -22,7 +22,7 @@ from neaptide.rewrite.fakes import call, copied, memory, refresh, replace, size,
 from neaptide.rewrite.forms import COPIES, is_tensor, same_sizes, shape, spec
 from neaptide.rewrite.masks import build_mask, lifted
 from neaptide.rewrite.scores import SOFTMAX, Attention, operand, read_attention, unrepeated, untransposed
-from neaptide.trace import _path
+from neaptide.trace import module_path
 
 aten = torch.ops.aten
 FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -35,7 +35,7 @@ def fuse_attention(module: fx.GraphModule) -> list[str]:
     for node in list(module.graph.nodes):
         found = read_attention(node) if node.target in SOFTMAX and is_tensor(node) else None
         if found is not None and _fuse(found):
-            done.append(f"attention of {_path(node) or 'the graph'} in one call")
+            done.append(f"attention of {module_path(node) or 'the graph'} in one call")
     if done:
         sweep(module)
     return done

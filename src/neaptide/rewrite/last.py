@@ -25,7 +25,7 @@ from neaptide.graph import described, spec_of
 from neaptide.ops import is_once, is_random
 from neaptide.rewrite.fakes import call, copied, memory, refresh, replace, size, sweep
 from neaptide.rewrite.forms import is_tensor, shape, spec
-from neaptide.trace import _path
+from neaptide.trace import module_path
 
 aten = torch.ops.aten
 SLICE, SELECT = aten.slice.Tensor, aten.select.int
@@ -53,7 +53,7 @@ def narrow_early(module: fx.GraphModule) -> list[str]:
         part = _read_slice(node)
         found = _calls_in_part(part) if part is not None else {}
         if part is not None and any(_makes_memory(call) for call in found):
-            done.append(f"{_path(part.source) or 'the graph'} on a part only")
+            done.append(f"{module_path(part.source) or 'the graph'} on a part only")
             _put_in(part, found)
             sweep(module)
     return done

@@ -18,7 +18,7 @@ from neaptide._torch import autograd_context, current_backward
 from neaptide.apply import chunk, recompute, straight, without, write_in_place
 from neaptide.emit import Emitted, emit_backward, emit_forward, emit_inference
 from neaptide.graph import Graph, Input, spec_of
-from neaptide.memory import Envelope, envelope, peak_beyond
+from neaptide.memory import Envelope, envelope, kept_at_turn, peak_beyond
 from neaptide.program import Loop, Program, Rerun
 from neaptide.rewrite import rewritten
 from neaptide.runtime.chunking import Chunking
@@ -57,7 +57,7 @@ class Rung:
 
     def kept(self, dims: Dims) -> int:
         """Bytes that the forward leaves behind."""
-        return 0 if self.loops else self._envelope.kept(dims)
+        return kept_at_turn(self.usual, dims) if self.loops else self._envelope.kept(dims)
 
     @cached_property
     def reruns(self) -> int:
@@ -130,7 +130,7 @@ class Inference(Unit):
         ways = self._chunking.ways(dims, room, self.session.exact)
         found = None
         for way in ways:
-            rung = self._rung((way.chosen, way.late), lambda way=way: chunk(graph, way.chosen, way.late), rewrites)
+            rung = self._rung((way.chosen, way.late), lambda way=way: chunk(straight(graph), way.chosen, way.late), rewrites)
             if room is not None and rung.peak(dims) <= room:
                 return rung
             ways.told(rung.peak(dims))
@@ -253,6 +253,7 @@ class Training(Unit):
         for position, value in enumerate(self.graph.tangents, first):
             if value in absent and value not in skipped:
                 args[position] = self._zeros(value, dims)
+        args[:0] = dims
         results = self.session.run(piece, args)
         if absent != self._absent:
             self._absent = absent
