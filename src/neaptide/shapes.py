@@ -32,6 +32,10 @@ class Shapes:
                 shape = tuple(add(expression(size)) for size in fake.shape)
                 self._indices[value] = (shape, tuple(add(expression(step)) for step in fake.stride()))
 
+    def form(self, values: Sequence[int]) -> object:
+        """What tells whether tensors look alike at every size."""
+        return tuple((self._indices.get(v), getattr(self.graph.values[v].fake, "dtype", None)) for v in values)
+
     def at(self, dims: Sequence[int]) -> Concrete:
         """Everything at the sizes `dims`."""
         return Concrete(self.graph, self._indices, self.graph.sizes.evaluate(dims))
@@ -52,10 +56,6 @@ class Concrete:
             fake = self.graph.values[value].fake
             self._specs[value] = None if found is None else Spec(*self._numbers(found), fake.dtype, fake.device.type)
         return self._specs[value]
-
-    def form(self, values: Sequence[int]) -> object:
-        """What tells whether tensors look alike at every size."""
-        return tuple((self._indices.get(v), getattr(self.graph.values[v].fake, "dtype", None)) for v in values)
 
     def _numbers(self, indices: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         shape, stride = indices

@@ -12,7 +12,7 @@ from neaptide.graph import Graph
 from neaptide.hardware import this_machine
 from neaptide.search.chunk import Net, Selection, candidates, select
 from neaptide.search.chunk.select import Paths
-from neaptide.search.chunk.weigh import Forms, Scales
+from neaptide.search.chunk.weigh import Forms, Prices, Scales
 
 GUESSES = 6
 AS_LOW = 0.99
@@ -37,12 +37,17 @@ class Chunking:
     def _find_paths(self, dims: tuple[int, ...]) -> list[Paths]:
         machine = this_machine(self.net.graph.device)
         if not self._forms:
-            scales = Scales(Forms(self.net), dims, machine)
-            variants = dict.fromkeys((frozenset(), self._better_again(scales, False), self._better_again(scales, True)))
-            self._forms = [Forms(self.net, late) for late in variants]
-            for forms in self._forms:
-                forms.add(candidates(self.net, Scales(forms, dims, machine)))
-        return [Paths(Scales(forms, dims, machine)) for forms in self._forms]
+            self._look(Prices(self.net, dims, machine))
+        prices = Prices(self.net, dims, machine)
+        return [Paths(Scales(forms, prices)) for forms in self._forms]
+
+    def _look(self, prices: Prices) -> None:
+        """Find the regions, as they are at one size: the table of sizes grows by those that they name."""
+        scales = Scales(Forms(self.net), prices)
+        variants = dict.fromkeys((frozenset(), self._better_again(scales, False), self._better_again(scales, True)))
+        self._forms = [Forms(self.net, late) for late in variants]
+        for forms in self._forms:
+            forms.add(candidates(self.net, Scales(forms, prices)))
 
     def _better_again(self, scales: Scales, rows: bool) -> frozenset[int]:
         """The ops whose results are better made again for each use than kept: large, light, and made of little (masks).

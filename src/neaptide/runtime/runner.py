@@ -122,15 +122,15 @@ class Inference(Unit):
         self._pieces: dict[int, Emitted] = {}
 
     def tighter(self, dims: Dims, room: int | None) -> Rung | None:
-        graph, rewrites = self._rewritten
+        _, rewrites = self._rewritten
         if rewrites and room is not None:
-            plain = self._rung((), lambda: straight(graph), rewrites)
+            plain = self._rung((), lambda: self._plain, rewrites)
             if plain.peak(dims) <= room:
                 return plain
         ways = self._chunking.ways(dims, room, self.session.exact)
         found = None
         for way in ways:
-            rung = self._rung((way.chosen, way.late), lambda way=way: chunk(straight(graph), way.chosen, way.late), rewrites)
+            rung = self._rung((way.chosen, way.late), lambda way=way: chunk(self._plain, way.chosen, way.late), rewrites)
             if room is not None and rung.peak(dims) <= room:
                 return rung
             ways.told(rung.peak(dims))
@@ -151,6 +151,10 @@ class Inference(Unit):
             return self.graph, ()
         module, rewrites = rewritten(self.graph.module)
         return (build_graph(module, self._described, name=self.graph.name), rewrites) if rewrites else (self.graph, ())
+
+    @cached_property
+    def _plain(self) -> Program:
+        return straight(self._rewritten[0])
 
     @cached_property
     def _chunking(self) -> Chunking:

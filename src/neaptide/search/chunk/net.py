@@ -8,6 +8,7 @@ import torch
 
 from neaptide.axes import Axis, axes, is_listed
 from neaptide.graph import Graph, described, spec_of
+from neaptide.shapes import shapes_of
 
 
 class Net:
@@ -22,6 +23,10 @@ class Net:
                 self.users[value].append((op, position))
         self.numbers = [tuple(v for v in op.inputs if graph.values[v].storage is None) for op in graph.ops]
         self.handed = frozenset(v for v in (*graph.outputs, *graph.gradients) if v is not None)
+        self.sharing: dict[int | None, list[int]] = {}
+        """The values in each storage."""
+        for value, held in enumerate(graph.values):
+            self.sharing.setdefault(held.storage, []).append(value)
         self._axes: dict[int, tuple[Axis, ...]] = {}
 
     def axes(self, op: int) -> tuple[Axis, ...]:
@@ -45,6 +50,17 @@ class Net:
         values = self.graph.values
         given = {values[v].storage for v in self.graph.ops[op].inputs}
         return all(values[v].storage is not None and values[v].storage in given for v in self.graph.ops[op].outputs)
+
+    @cached_property
+    def alike(self) -> list[int]:
+        """For each op a number that is the same for ops that cost the same at every size."""
+        shapes = shapes_of(self.graph)
+        numbers: dict[object, int] = {}
+        found: list[int] = []
+        for index, op in enumerate(self.graph.ops):
+            key = (op.target, self.is_view(index), shapes.form(self.operands[index]), shapes.form(op.outputs))
+            found.append(numbers.setdefault(key, len(numbers)))
+        return found
 
     @cached_property
     def unlisted(self) -> tuple[str, ...]:

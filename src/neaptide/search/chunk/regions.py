@@ -271,8 +271,7 @@ class _Growth:
             maker = graph.maker[candidate]
             if maker is None or maker in self.loop or held.storage is None or candidate in self.net.handed:
                 continue
-            alias = [v for v, other in enumerate(graph.values) if other.storage == held.storage]
-            if alias != [candidate] or spec_of(held.fake) != spec:
+            if self.net.sharing[held.storage] != [candidate] or spec_of(held.fake) != spec:
                 continue
             cuts = {self.loop[user].inputs[p] for user, p in self.net.users[candidate] if user in self.loop}
             if cuts == {how} and not self._is_read_after(candidate, stop):

@@ -39,15 +39,16 @@ class Paths:
         self.count = scales.forms.count
         self.plain: list[int] = scales.plain.tolist()
         self.seconds: list[float] = scales.seconds.tolist()
-        self.edges: list[list[Weighed]] = [[] for _ in range(self.count + 1)]
-        for weighed in scales.weigh():
-            self.edges[weighed.region.start].append(weighed)
+        self.edges: list[list[tuple[Region, Weighed]]] = [[] for _ in range(self.count + 1)]
+        for region, weighed in scales.weigh():
+            self.edges[region.start].append((region, weighed))
 
     def fastest(self, limit: int, exact: bool) -> Selection | None:
         """The fastest way on which no step takes more than `limit`."""
         best: list[Any] = [None] * (self.count + 1)
         back: list[Any] = [None] * (self.count + 1)
         best[0] = (0.0, 0.0)
+        chunks: dict[Weighed, tuple[float, int] | None] = {}
         for op in range(self.count):
             if best[op] is None:
                 continue
@@ -55,14 +56,16 @@ class Paths:
             steps = []
             if self.plain[op] <= limit:
                 steps.append((op + 1, self.seconds[op], self.seconds[op], None, 0, self.plain[op]))
-            for weighed in self.edges[op]:
-                if exact and not weighed.region.exact:
+            for region, weighed in self.edges[op]:
+                if exact and not region.exact:
                     continue
-                found = min(((weighed.seconds(c), -c) for c in _fitting(weighed, limit)), default=None)
+                if weighed not in chunks:
+                    chunks[weighed] = min(((weighed.seconds(c), -c) for c in _fitting(weighed, limit)), default=None)
+                found = chunks[weighed]
                 if found is not None:
                     seconds, chunk = found[0], -found[1]
                     price = max(seconds, weighed.plain * FASTER)
-                    steps.append((weighed.region.stop, price, seconds, weighed.region, chunk, weighed.peak(chunk)))
+                    steps.append((region.stop, price, seconds, region, chunk, weighed.peak(chunk)))
             for stop, price, seconds, *how in steps:
                 reached = (paid + price, real + seconds)
                 if best[stop] is None or reached < best[stop]:
@@ -78,10 +81,10 @@ class Paths:
             if here is None:
                 continue
             steps = [(op + 1, self.plain[op])]
-            for weighed in self.edges[op]:
+            for region, weighed in self.edges[op]:
                 chunk = _smallest(weighed)
-                if chunk is not None and (weighed.region.exact or not exact):
-                    steps.append((weighed.region.stop, weighed.peak(chunk)))
+                if chunk is not None and (region.exact or not exact):
+                    steps.append((region.stop, weighed.peak(chunk)))
             for stop, peak in steps:
                 reached, known = max(here, peak), best[stop]
                 if known is None or reached < known:

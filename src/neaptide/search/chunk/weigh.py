@@ -6,7 +6,7 @@ chunk. Bytes are integer rows over the graph's distinct sizes, as in `memory.Env
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from neaptide.program import reads_of_parts
 from neaptide.search.chunk.exactness import ENOUGH_ROWS
 from neaptide.search.chunk.net import Net
 from neaptide.search.chunk.regions import Region
-from neaptide.shapes import Concrete, rows_of, shapes_of
+from neaptide.shapes import rows_of, shapes_of
 from neaptide.timing import KEPT_PAGES, Cost, cost
 
 
@@ -36,6 +36,8 @@ class Form:
     """What every round reads whole."""
     copied: np.ndarray
     """What is written to its place."""
+    kind: int
+    """The same for regions that weigh the same at every size, as those of identical layers do."""
 
 
 class Forms:
@@ -52,6 +54,11 @@ class Forms:
         self.entry = self._entries()
         self.plain = np.stack([self._plain(op) for op in range(self.count)]) if self.count else np.zeros((0, len(self.sizes)))
         self.forms: list[Form] = []
+        self._alike = net.alike if not late else [(kind, *self._late_kinds(op)) for op, kind in enumerate(net.alike)]
+        self._kinds: dict[Hashable, int] = {}
+
+    def _late_kinds(self, op: int) -> list[int]:
+        return sorted(self.net.alike[m] for m in self.late_makers([op]))
 
     def add(self, regions: Iterable[Region]) -> None:
         """Look at more regions."""
@@ -134,8 +141,18 @@ class Forms:
             for v, flow in zip(self.net.operands[part.op], part.axis.inputs, strict=True)
             if flow is None
         ]
-        copied = self._row(values[m.value].storage for m in region.made)
-        return Form(region, before, standing + self._row(made) + fixed, body, ops, self._row(again), copied)
+        rows = (
+            before,
+            standing + self._row(made) + fixed,
+            body,
+            self._row(again),
+            self._row(values[m.value].storage for m in region.made),
+        )
+        looks = tuple(row.tobytes() for row in rows)
+        steps = tuple(tuple(self._alike[op] for op in part) for part in (ops, region.before, range(region.start, region.stop)))
+        kind = self._kinds.setdefault((looks, steps, region.extent, region.rows, len(region.made)), len(self._kinds))
+        before, standing, body, read, copied = rows
+        return Form(region, before, standing, body, ops, read, copied, kind)
 
     def _before(self, region: Region) -> tuple[np.ndarray, np.ndarray]:
         """The steps before the loop, and what is there when it begins."""
@@ -205,21 +222,34 @@ def _is_tiled(target: object) -> bool:
     return "scaled_dot_product" in str(target)
 
 
-class Scales:
-    """Weighs everything at one size."""
+class Prices:
+    """What each op costs at one size, run whole; ops that are alike are asked for once."""
 
-    def __init__(self, forms: Forms, dims: Sequence[int], machine: Machine) -> None:
-        self.forms, self.machine = forms, machine
-        graph = forms.net.graph
-        self.shapes = shapes_of(graph).at(dims)
-        self.bytes = np.array([allocated(self.shapes.sizes[s], graph.device) for s in forms.sizes], dtype=np.int64)
-        self.entry = forms.entry @ self.bytes
-        self.plain = forms.plain @ self.bytes
-        costs = op_costs(forms.net, self.shapes, machine)
+    def __init__(self, net: Net, dims: Sequence[int], machine: Machine) -> None:
+        self.machine = machine
+        self.shapes = shapes_of(net.graph).at(dims)
+        known: dict[int, Cost] = {}
+        for op, kind in enumerate(net.alike):
+            if kind not in known:
+                known[kind] = cost(self.shapes, op, machine)
+        costs = [known[kind] for kind in net.alike]
         self.fixed = np.array([c.fixed for c in costs])
         self.shared = np.array([c.shared for c in costs])
         self.made = np.array([c.fresh for c in costs], dtype=np.int64)
-        self.touch = np.where(self.made > KEPT_PAGES, self.made * machine.touch, 0.0)
+
+
+class Scales:
+    """Weighs everything at one size."""
+
+    def __init__(self, forms: Forms, prices: Prices) -> None:
+        self.forms, self.machine = forms, prices.machine
+        graph = forms.net.graph
+        self.shapes = prices.shapes
+        self.bytes = np.array([allocated(self.shapes.sizes[s], graph.device) for s in forms.sizes], dtype=np.int64)
+        self.entry = forms.entry @ self.bytes
+        self.plain = forms.plain @ self.bytes
+        self.fixed, self.shared, self.made = prices.fixed, prices.shared, prices.made
+        self.touch = np.where(self.made > KEPT_PAGES, self.made * self.machine.touch, 0.0)
         self.seconds = self.fixed + self.shared + self.touch
         for op in range(forms.count):
             if forms.late:
@@ -229,9 +259,13 @@ class Scales:
     def storage_bytes(self, storage: int) -> int:
         return allocated(self.shapes.sizes[self.forms.net.graph.storages[storage].size], self.forms.net.graph.device)
 
-    def weigh(self) -> list[Weighed]:
-        """Every region that is known."""
-        return [self._weighed(form) for form in self.forms.forms] if self.forms.forms else []
+    def weigh(self) -> list[tuple[Region, Weighed]]:
+        """Every region that is known; those of one kind are weighed once."""
+        known: dict[int, Weighed] = {}
+        for form in self.forms.forms:
+            if form.kind not in known:
+                known[form.kind] = self._weighed(form)
+        return [(form.region, known[form.kind]) for form in self.forms.forms]
 
     def _weighed(self, form: Form) -> Weighed:
         region = form.region
@@ -240,7 +274,6 @@ class Scales:
         fixed = float(self.fixed[form.ops].sum()) + again + len(region.made) * 2 * self.machine.call
         shared = max(float(self.shared[form.ops].sum()) - again, 0.0) + 2 * copied * self.machine.byte
         return Weighed(
-            region,
             self.shapes.sizes[region.extent],
             max((-(-ENOUGH_ROWS // max(self.shapes.sizes[r], 1)) for r in region.rows), default=1),
             int((form.before @ self.bytes).max()),
@@ -255,11 +288,10 @@ class Scales:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Weighed:
-    """A region at one size."""
+    """A region at one size, and all that are like it."""
 
-    region: Region
     extent: int
     fewest: int
     """The fewest units of a part that give every matrix product enough rows."""
@@ -282,15 +314,3 @@ class Weighed:
         rounds = -(-self.extent // chunk)
         large = self.made[self.made * (rows_of(self.extent, chunk) / self.extent) > KEPT_PAGES].sum()
         return self.once + rounds * self.fixed + self.shared + float(large) * self.touch
-
-
-def op_costs(net: Net, shapes: Concrete, machine: Machine) -> list[Cost]:
-    """The cost of each op run whole; ops that look alike are asked for once."""
-    known: dict[object, Cost] = {}
-    found: list[Cost] = []
-    for op, called in enumerate(net.graph.ops):
-        key = (called.target, net.is_view(op), shapes.form(net.operands[op]), shapes.form(called.outputs))
-        if key not in known:
-            known[key] = cost(shapes, op, machine)
-        found.append(known[key])
-    return found
