@@ -9,7 +9,7 @@ quartiles. Activations are the peak less parameters, buffers, inputs and outputs
     sdpa     ours at -50 % of what fused attention takes (-25 % for the UNet)
     experts  feed-forward chunks, sliced attention, OpenFold's rows: ours inside each one's peak
     longest  the longest input inside what written-out attention takes at a base size
-    budgets  eight budgets from the plain peak to the smallest reachable: held, and no smaller one faster
+    budgets  eight budgets from the plain peak to the smallest reachable: held, and peaks follow them
     rank     predicted and measured seconds of the plans of that sweep
 
     python benchmarks/chunk.py [--section memory,longest] [--only gpt2,unet] [--json chunk.json] [--plot chunk.svg]
