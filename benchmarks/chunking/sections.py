@@ -82,7 +82,7 @@ def longest(bench: Bench, family: str) -> Iterator[Row]:
 
 
 def budgets(bench: Bench, family: str) -> Iterator[Row]:
-    """Budgets from the plain peak to the smallest reachable: whether each is held, and peaks never rise as budgets fall (1 %)."""
+    """Budgets from the plain peak to the smallest reachable: whether each is held, and peaks fall with them (within 1 %)."""
     rows = _sweep(bench, family)
     variants = [bench.variant(family, way="ours", budget=row["budget"]) for row in rows if "failed" not in row]
     told = bench.plans(variants) if variants else {}
