@@ -91,3 +91,15 @@ def test_a_norm_by_known_statistics_runs_in_parts() -> None:
     """Two of its results are empty: neither parts nor the same in every part, and yet there to be dropped."""
     conv, norm = torch.nn.Conv2d(3, 32, 3, padding=1), torch.nn.BatchNorm2d(32).eval()
     same_in_parts(lambda images: norm(conv(images)).relu().sum(1), torch.randn(3, 3, 48, 48))
+
+
+def test_what_nothing_needs_does_no_harm_in_a_region() -> None:
+    """Mamba: of a result of several parts one is never read, and what leads to it alone goes."""
+
+    def scores(x: torch.Tensor) -> torch.Tensor:
+        idle = x.sin().cumsum(0)
+        wide = (x @ x.t()).tanh()
+        (wide + (idle @ x.t()).relu()).exp()
+        return wide.softmax(-1) @ x
+
+    same_in_parts(scores, torch.randn(640, 16))

@@ -5,3 +5,4 @@ from neaptide.apply.chunk import chunk as chunk
 from neaptide.apply.inplace import write_in_place as write_in_place
 from neaptide.apply.recompute import recompute as recompute
 from neaptide.apply.recompute import straight as straight
+from neaptide.apply.recompute import unpruned as unpruned

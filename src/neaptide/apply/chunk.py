@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def chunk(program: Program, chosen: Sequence[tuple[Region, int]], late: Collection[int] = ()) -> Program:
     """The program with the chosen regions run in parts; `write_in_place`, which comes next, checks it.
 
-    In a training program a region lies on one side of the turn, and nothing is `late`.
+    All ops of a region are in the program, needed or not. In a training program a region lies on one side of the turn, and
+    nothing is `late`.
     """
     steps = _Writer(program, chosen, frozenset(late)).steps()
     return with_drops(program.graph, _needed(program, steps), program.absent, program.carried)

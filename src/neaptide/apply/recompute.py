@@ -19,6 +19,11 @@ def straight(graph: Graph) -> Program:
     return check(with_drops(graph, steps))
 
 
+def unpruned(graph: Graph) -> Program:
+    """An inference graph as it was traced, with what nothing needs: for changes that look for every op."""
+    return with_drops(graph, [Run(index) for index in range(len(graph.ops))])
+
+
 def recompute(graph: Graph, keep: Collection[int], changing: Collection[int] = ()) -> Program:
     """A training program in which the backward has of the forward only the values `keep` (and what cannot be redone).
 

@@ -73,6 +73,8 @@ class Chunking:
                 continue
             needed = max(last(v) for v in made)
             given = [v for v in self.net.operands[op] if graph.maker[v] not in found]
+            if given and self.net.is_view(op):  # it takes nothing, and what it looks at is there
+                continue
             if all(size(v) <= large / 16 or (rows and last(v) >= needed) for v in given):
                 found.add(op)
         return frozenset(found)

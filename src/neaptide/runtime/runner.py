@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from neaptide._torch import autograd_context, current_backward
-from neaptide.apply import chunk, recompute, straight, without, write_in_place
+from neaptide.apply import chunk, recompute, straight, unpruned, without, write_in_place
 from neaptide.emit import Emitted, emit_backward, emit_forward, emit_inference
 from neaptide.graph import Graph, Input, spec_of
 from neaptide.memory import Envelope, envelope, kept_at_turn, peak_beyond
@@ -122,15 +122,15 @@ class Inference(Unit):
         self._pieces: dict[int, Emitted] = {}
 
     def tighter(self, dims: Dims, room: int | None) -> Rung | None:
-        _, rewrites = self._rewritten
+        graph, rewrites = self._rewritten
         if rewrites and room is not None:
-            plain = self._rung((), lambda: self._plain, rewrites)
+            plain = self._rung((), lambda: straight(graph), rewrites)
             if plain.peak(dims) <= room:
                 return plain
         ways = self._chunking.ways(dims, room, self.session.exact)
         found = None
         for way in ways:
-            rung = self._rung((way.chosen, way.late), lambda way=way: chunk(self._plain, way.chosen, way.late), rewrites)
+            rung = self._rung((way.chosen, way.late), lambda way=way: chunk(self._unpruned, way.chosen, way.late), rewrites)
             if room is not None and rung.peak(dims) <= room:
                 return rung
             ways.told(rung.peak(dims))
@@ -153,8 +153,8 @@ class Inference(Unit):
         return (build_graph(module, self._described, name=self.graph.name), rewrites) if rewrites else (self.graph, ())
 
     @cached_property
-    def _plain(self) -> Program:
-        return straight(self._rewritten[0])
+    def _unpruned(self) -> Program:
+        return unpruned(self._rewritten[0])
 
     @cached_property
     def _chunking(self) -> Chunking:
