@@ -83,11 +83,9 @@ def longest(bench: Bench, family: str) -> Iterator[Row]:
 
 def budgets(bench: Bench, family: str) -> Iterator[Row]:
     """Budgets from the plain peak to the smallest reachable: whether each is held, and peaks fall with them (within 1 %)."""
-    rows = _sweep(bench, family)
-    variants = [bench.variant(family, way="ours", budget=row["budget"]) for row in rows if "failed" not in row]
-    told = bench.plans(variants) if variants else {}
-    if "plans" not in told:
-        yield {"family": family, "failed": told.get("failed") or rows[0]["failed"]}
+    rows, variants, told = _ask_sweep(bench, family, bench.plans)
+    if "failed" in told:
+        yield told
         return
     before: Row = {}
     for row, variant, plan in zip(rows, variants, told["plans"], strict=True):
@@ -103,11 +101,9 @@ def budgets(bench: Bench, family: str) -> Iterator[Row]:
 
 def rank(bench: Bench, family: str) -> Iterator[Row]:
     """Predicted and measured seconds of the plans of that sweep, and how well they go together."""
-    rows = _sweep(bench, family)
-    variants = [bench.variant(family, way="ours", budget=row["budget"]) for row in rows if "failed" not in row]
-    told = bench.turns(variants) if variants else {}
-    if "seconds" not in told:
-        yield {"family": family, "failed": told.get("failed") or rows[0]["failed"]}
+    rows, _, told = _ask_sweep(bench, family, bench.turns)
+    if "failed" in told:
+        yield told
         return
     pairs = []
     for row, plan, seconds in zip(rows, told["plans"], told["seconds"], strict=True):
@@ -170,6 +166,16 @@ def _sweep(bench: Bench, family: str) -> list[Row]:
         {"family": family, "step": step, "share": share, "budget": limit, "resident": resident}
         for step, (share, limit) in enumerate(zip(shares, limits, strict=True))
     ]
+
+
+def _ask_sweep(bench: Bench, family: str, ask: Callable[[list[Variant]], Answer]) -> tuple[list[Row], list[Variant], Answer]:
+    """The rows of a sweep, its variants, and what was said of them; or why nothing was."""
+    rows = _sweep(bench, family)
+    if "failed" in rows[0]:
+        return rows, [], rows[0]
+    variants = [bench.variant(family, way="ours", budget=row["budget"]) for row in rows]
+    told = ask(variants)
+    return rows, variants, {"family": family, "failed": told["failed"]} if "failed" in told else told
 
 
 def _share(base: Answer, share: float) -> int:

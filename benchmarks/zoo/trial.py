@@ -18,7 +18,7 @@ from torch import nn
 
 import neaptide
 from neaptide.budget import Budget
-from neaptide.runtime.runner import Inference
+from neaptide.runtime.inference import Inference
 
 NEAR = 1e-4
 LENT = ("parameter", "buffer", "input")

@@ -36,8 +36,8 @@ from neaptide.simplify import simplify
 from neaptide.trace import build_graph
 
 if TYPE_CHECKING:
-    from neaptide.runtime.runner import Training
     from neaptide.runtime.session import Session
+    from neaptide.runtime.training import Training
 
 
 def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **settings: Any) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ from neaptide.emit import emit_backward, emit_forward
 from neaptide.graph import Graph
 from neaptide.memory import envelope, timeline
 from neaptide.program import Program
-from neaptide.runtime.runner import Training
+from neaptide.runtime.training import Training
 from neaptide.search.chunk.net import Net
 from neaptide.search.chunk.regions import Region, grow
 from neaptide.search.recompute import keep_all

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from neaptide.graph import Graph
 from neaptide.hardware import this_machine
 from neaptide.search.chunk import Net, Selection, candidates, select
+from neaptide.search.chunk.forms import Forms
 from neaptide.search.chunk.select import Paths
-from neaptide.search.chunk.weigh import Forms, Prices, Scales
+from neaptide.search.chunk.weigh import Prices, Scales
 
 GUESSES = 6
 AS_LOW = 0.99

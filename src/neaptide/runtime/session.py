@@ -19,8 +19,10 @@ from neaptide.memory import timeline
 from neaptide.plans import Plan
 from neaptide.report import format_bytes
 from neaptide.runtime.compose import make_plan
+from neaptide.runtime.inference import Inference
 from neaptide.runtime.ledger import Ledger
-from neaptide.runtime.runner import Dims, Inference, Rung, Training, Unit
+from neaptide.runtime.runner import Dims, Rung, Unit
+from neaptide.runtime.training import Training
 
 
 @dataclass

@@ -4,7 +4,8 @@ net.py        a graph as chunking sees it: who reads what, and along which axes 
 regions.py    from an op and an axis outwards: the largest legal region between two bounds
 exactness.py  which ops give the same bits in parts
 candidates.py the regions worth a look
-weigh.py      what a region takes, in bytes and seconds, at one size
+forms.py      what a region takes, as rows over sizes
+weigh.py      the same in bytes and seconds, at one size
 select.py     the fastest set of regions inside a budget; the smallest reachable peak
 """
 

@@ -1,0 +1,86 @@
+"""A graph without a backward at run time: as it is, rewritten, or with regions in parts, whatever fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from neaptide.apply import chunk, straight, unpruned, write_in_place
+from neaptide.emit import Emitted, emit_inference
+from neaptide.graph import Graph, Input
+from neaptide.program import Program
+from neaptide.rewrite import rewritten
+from neaptide.runtime.chunking import Chunking
+from neaptide.runtime.runner import Dims, Rung, Unit, memories
+from neaptide.trace import build_graph
+
+if TYPE_CHECKING:
+    from neaptide.runtime.session import Session
+
+
+class Inference(Unit):
+    """A graph without a backward. Where it does not fit as it is, a rewritten form of it may, and regions run in parts."""
+
+    def __init__(self, graph: Graph, session: Session, described: Mapping[str, Input]) -> None:
+        super().__init__(graph, session)
+        self._described = described
+        program = write_in_place(straight(graph))
+        self.rungs = (Rung(0, "nothing", program, program),)
+        self._made: dict[object, Rung] = {}
+        self._pieces: dict[int, Emitted] = {}
+
+    def tighter(self, dims: Dims, room: int | None) -> Rung | None:
+        graph, rewrites = self._rewritten
+        if rewrites and room is not None:
+            plain = self._rung((), lambda: straight(graph), rewrites)
+            if plain.peak(dims) <= room:
+                return plain
+        ways = self._chunking.ways(dims, room, self.session.exact)
+        found = None
+        for way in ways:
+            rung = self._rung((way.chosen, way.late), lambda way=way: chunk(self._unpruned, way.chosen, way.late), rewrites)
+            if room is not None and rung.peak(dims) <= room:
+                return rung
+            ways.told(rung.peak(dims))
+            if found is None or rung.peak(dims) < found.peak(dims):
+                found = rung
+        return found
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        unlisted = self._chunking.net.unlisted if "_chunking" in self.__dict__ else ()
+        how = "nobody listed how they can be done in parts; neaptide.axes.flows adds a rule"
+        return (f"stay whole: {', '.join(unlisted)} ({how})",) if unlisted else ()
+
+    @cached_property
+    def _rewritten(self) -> tuple[Graph, tuple[str, ...]]:
+        """The graph in which what is written out became one op, where that is the same in meaning; and what was rewritten."""
+        if self.session.exact or not self.session.rewrite:
+            return self.graph, ()
+        module, rewrites = rewritten(self.graph.module)
+        return (build_graph(module, self._described, name=self.graph.name), rewrites) if rewrites else (self.graph, ())
+
+    @cached_property
+    def _unpruned(self) -> Program:
+        return unpruned(self._rewritten[0])
+
+    @cached_property
+    def _chunking(self) -> Chunking:
+        return Chunking(self._rewritten[0])
+
+    def _rung(self, key: object, program: Callable[[], Program], rewrites: tuple[str, ...]) -> Rung:
+        if key not in self._made:
+            made = write_in_place(program())
+            self._made[key] = Rung(len(self._made) + 1, "nothing", made, made, rewrites)
+        return self._made[key]
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        rung = self.rung(args)
+        piece = self._pieces.get(rung.number)
+        if piece is None:
+            piece = self._pieces[rung.number] = emit_inference(rung.program)
+        results = self.session.run(piece, args)
+        if not self.handed:
+            self.handed = memories(rung.program.graph.outputs, results)
+        return results
