@@ -10,7 +10,7 @@ quartiles. Activations are the peak less parameters, buffers, inputs and outputs
     experts  feed-forward chunks, sliced attention, OpenFold's rows: ours inside each one's peak
     longest  the longest input inside what written-out attention takes at a base size
     budgets  eight budgets from the plain peak to the smallest reachable: held, and peaks follow them
-    rank     predicted and measured seconds of the plans of that sweep
+    rank     predicted and measured seconds of the distinct plans of such sweeps, with rewriting and without
 
     python benchmarks/chunk.py [--section memory,longest] [--only gpt2,unet] [--json chunk.json] [--plot chunk.svg]
 """

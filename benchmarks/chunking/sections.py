@@ -83,9 +83,14 @@ def longest(bench: Bench, family: str) -> Iterator[Row]:
 
 def budgets(bench: Bench, family: str) -> Iterator[Row]:
     """Budgets from the plain peak to the smallest reachable: whether each is held, and peaks fall with them (within 1 %)."""
-    rows, variants, told = _ask_sweep(bench, family, bench.plans)
+    rows = _sweep(bench, family)
+    if "failed" in rows[0]:
+        yield rows[0]
+        return
+    variants = _of_sweep(bench, rows)
+    told = bench.plans(variants)
     if "failed" in told:
-        yield told
+        yield {"family": family, "failed": told["failed"]}
         return
     before: Row = {}
     for row, variant, plan in zip(rows, variants, told["plans"], strict=True):
@@ -100,14 +105,21 @@ def budgets(bench: Bench, family: str) -> Iterator[Row]:
 
 
 def rank(bench: Bench, family: str) -> Iterator[Row]:
-    """Predicted and measured seconds of the plans of that sweep, and how well they go together."""
-    rows, _, told = _ask_sweep(bench, family, bench.turns)
+    """Predicted and measured seconds of the plans of such sweeps, with rewriting and without, each distinct plan once."""
+    sweeps = [_sweep(bench, family, rewrite) for rewrite in (True, False)]
+    failed = next((rows[0] for rows in sweeps if "failed" in rows[0]), None)
+    rows = [row for sweep in sweeps for row in sweep]
+    told = failed or bench.turns(_of_sweep(bench, rows))
     if "failed" in told:
-        yield told
+        yield {"family": family, "failed": told["failed"]}
         return
-    pairs = []
+    distinct: dict[str, Row] = {}
     for row, plan, seconds in zip(rows, told["plans"], told["seconds"], strict=True):
-        row |= {"predicted_seconds": plan["predicted_seconds"], "seconds": statistics.median(seconds)}
+        known = distinct.setdefault(plan["what"], {**row, "predicted_seconds": plan["predicted_seconds"], "all": []})
+        known["all"] += seconds
+    pairs = []
+    for row in distinct.values():
+        row["seconds"] = statistics.median(row.pop("all"))
         pairs.append((row["predicted_seconds"], row["seconds"]))
         yield row
     yield {"family": family, "plans": len(pairs), **correlations(pairs)}
@@ -150,10 +162,10 @@ def _ranks(values: list[float]) -> list[float]:
     return [ordered.index(value) + (ordered.count(value) - 1) / 2 for value in values]
 
 
-def _sweep(bench: Bench, family: str) -> list[Row]:
+def _sweep(bench: Bench, family: str, rewrite: bool = True) -> list[Row]:
     """Rows with the budgets of a sweep, each the same ratio of activations below the one before; or why there are none."""
     plain = bench.variant(family)
-    base, least = bench.peak(plain), bench.plan(replace(plain, way="ours", budget="min"))
+    base, least = bench.peak(plain), bench.plan(replace(plain, way="ours", budget="min", rewrite=rewrite))
     failed = base.get("failed") or least.get("failed")
     if failed:
         return [{"family": family, "failed": failed}]
@@ -163,19 +175,13 @@ def _sweep(bench: Bench, family: str) -> list[Row]:
     shares = [ratio ** (step / (BUDGETS - 1)) for step in range(BUDGETS)]
     limits = [resident + int(top * share) for share in shares[:-1]] + [bottom]
     return [
-        {"family": family, "step": step, "share": share, "budget": limit, "resident": resident}
+        {"family": family, "step": step, "share": share, "budget": limit, "resident": resident, "rewrite": rewrite}
         for step, (share, limit) in enumerate(zip(shares, limits, strict=True))
     ]
 
 
-def _ask_sweep(bench: Bench, family: str, ask: Callable[[list[Variant]], Answer]) -> tuple[list[Row], list[Variant], Answer]:
-    """The rows of a sweep, its variants, and what was said of them; or why nothing was."""
-    rows = _sweep(bench, family)
-    if "failed" in rows[0]:
-        return rows, [], rows[0]
-    variants = [bench.variant(family, way="ours", budget=row["budget"]) for row in rows]
-    told = ask(variants)
-    return rows, variants, {"family": family, "failed": told["failed"]} if "failed" in told else told
+def _of_sweep(bench: Bench, rows: list[Row]) -> list[Variant]:
+    return [bench.variant(row["family"], way="ours", budget=row["budget"], rewrite=row["rewrite"]) for row in rows]
 
 
 def _share(base: Answer, share: float) -> int:

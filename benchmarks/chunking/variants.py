@@ -44,7 +44,8 @@ class Ready:
         if self.handle is None:
             return {}
         plan = self.handle.plan
-        return {"predicted": plan.peak, "predicted_seconds": plan.seconds}
+        what = [(graph.rewrites, graph.regions) for graph in plan.graphs]
+        return {"predicted": plan.peak, "predicted_seconds": plan.seconds, "what": repr(what)}
 
 
 def prepare(variant: Variant) -> Ready:

@@ -1,7 +1,8 @@
 """What a device does: a few ops timed on it, and the figures that follow from them.
 
-In: a device. Out: a `Machine`. Other work only makes an op slower, so that the fastest time ever seen is the truest: it is kept
-in a file for the next process, and after a few of them nothing is timed any more.
+In: a device. Out: a `Machine`. A process takes the middle of many times, as a run will meet them. Other work only makes an op
+slower, so that of several processes the fastest is the truest: it is kept in a file for the next process, and after a few of
+them nothing is timed any more.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
+from itertools import cycle
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -24,9 +27,8 @@ from neaptide._torch import real_tensors
 
 LOOKS = 4
 """In so many processes the ops are timed; later ones take what those found."""
-CALLS = 10
-STEADY = 0.97
-PATIENCE = 0.25
+CALLS = 100
+PATIENCE = 0.1
 """Seconds that one op may be called for."""
 LARGE = 64 << 20
 
@@ -38,12 +40,20 @@ class Machine:
     call: float
     view: float
     product: float
+    batched: float
+    """A product of many small matrices, as attention has them."""
     attention: float
     convolution: float
     function: float
     softmax: float
     byte: float
+    """Reading or writing what is in the cache."""
+    stream: float
+    """Reading or writing what is not."""
+    fetch: float
+    """Getting ready a matrix that few rows are multiplied by."""
     touch: float
+    """Writing to fresh memory, beside the writing itself."""
 
 
 @cache
@@ -65,21 +75,27 @@ def this_machine(device: str = "cpu") -> Machine:
 def figures(seconds: Mapping[str, float]) -> Machine:
     """What follows from the probes' times."""
     byte = seconds["add"] / (3 * 4 * (1 << 18))
+    stream = max(seconds["stream"] / (3 * LARGE / 4), byte)
+    product = seconds["product"] / (2 * 512 * 768 * 768)
+    few = seconds["few"] - 2 * 16 * 1024 * 4096 * product
     return Machine(
         call=seconds["tiny"] * 2,
         view=seconds["view"] * 2,
-        product=seconds["product"] / (2 * 512 * 768 * 768),
+        product=product,
+        batched=max(seconds["batched"] / (2 * 8 * 256 * 64 * 1024), product),
         attention=seconds["attention"] / (4 * 4 * 512 * 512 * 64),
         convolution=seconds["convolution"] / (2 * 64 * 64 * 9 * 32 * 32),
         function=max(seconds["gelu"] / (1 << 18) - 8 * byte, 0.0),
         softmax=max(seconds["softmax"] / (256 * 1024) - 8 * byte, 0.0),
         byte=byte,
-        touch=max(seconds["touch"] / LARGE - byte, 0.0),
+        stream=stream,
+        fetch=max(few / (4 * 1024 * 4096), stream),
+        touch=max(seconds["touch"] / LARGE - stream, 0.0),
     )
 
 
 def time_probes(device: str) -> dict[str, float]:
-    """The fastest time of each probe; those of bytes and arithmetic write to memory that is there."""
+    """The usual time of each probe; those of bytes and arithmetic write to memory that is there."""
 
     def ones(*shape: int) -> torch.Tensor:
         return torch.ones(shape, device=device)
@@ -88,12 +104,18 @@ def time_probes(device: str) -> dict[str, float]:
     a, b, c, q = ones(512, 768), ones(768, 768), ones(512, 768), ones(1, 4, 512, 64)
     rows, chances = ones(1 << 18), ones(256, 1024)
     image, kernel = ones(1, 64, 32, 32), ones(64, 64, 3, 3)
+    far, farther, there = ones(LARGE // 16), ones(LARGE // 16), ones(LARGE // 16)
+    few, wide, out = ones(16, 1024), cycle([ones(1024, 4096) for _ in range(4)]), ones(16, 4096)
+    heads, keys, pairs = ones(8, 256, 64), ones(8, 64, 1024), ones(8, 256, 1024)
     functional = torch.nn.functional
     probes: dict[str, Callable[[], Any]] = {
         "tiny": lambda: torch.add(tiny, tiny),
         "view": lambda: tiny.view(2, 4),
         "add": lambda: torch.add(row, row, out=rows),
+        "stream": lambda: torch.add(far, farther, out=there),
         "product": lambda: torch.mm(a, b, out=c),
+        "few": lambda: torch.mm(few, next(wide), out=out),
+        "batched": lambda: torch.bmm(heads, keys, out=pairs),
         "attention": lambda: functional.scaled_dot_product_attention(q, q, q),
         "convolution": lambda: torch.conv2d(image, kernel, padding=1),
         "gelu": lambda: torch.ops.aten.gelu.out(row, out=rows),
@@ -101,24 +123,21 @@ def time_probes(device: str) -> dict[str, float]:
         "touch": lambda: torch.empty(LARGE, dtype=torch.uint8, device=device).fill_(1),
     }
     wait = (lambda: None) if device == "cpu" else torch.accelerator.synchronize
-    return {name: _fastest(probe, wait) for name, probe in probes.items()}
+    return {name: _usual(probe, wait) for name, probe in probes.items()}
 
 
-def _fastest(call: Callable[[], Any], wait: Callable[[], None]) -> float:
-    """The shortest of many runs, until more of them find none that is much shorter."""
+def _usual(call: Callable[[], Any], wait: Callable[[], None]) -> float:
+    """The middle of many runs."""
     call()
     wait()
-    best, end = float("inf"), time.perf_counter() + PATIENCE
-    while time.perf_counter() < end:
-        before = best
-        for _ in range(CALLS):
-            start = time.perf_counter()
-            call()
-            wait()
-            best = min(best, time.perf_counter() - start)
-        if best > before * STEADY:
-            break
-    return best
+    taken: list[float] = []
+    end = time.perf_counter() + PATIENCE
+    while len(taken) < CALLS and (time.perf_counter() < end or not taken):
+        start = time.perf_counter()
+        call()
+        wait()
+        taken.append(time.perf_counter() - start)
+    return median(taken)
 
 
 def _merged(kept: Mapping[str, Any], found: Mapping[str, float]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ per call is shared out among the parts. It is good for comparing plans, not for 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,12 +27,18 @@ KEPT_PAGES = (32 << 20) - 4096
 Its limit counts what it puts around them, so that 32 MiB itself, which powers of two often come to, is past it."""
 
 
+CACHED = 2 << 20
+"""What one call reads and writes beyond so many bytes has left the cache before, and leaves it again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds of one op: `fixed` for each call of it, `shared` among the parts if it is done in parts, `fresh` result bytes."""
+    """One op: seconds `fixed` for each call of it; and if it is done in parts, shared among them, seconds of arithmetic `work`,
+    `moved` bytes and `fresh` bytes of its results."""
 
     fixed: float
-    shared: float
+    work: float
+    moved: int = 0
     fresh: int = 0
 
 
@@ -51,7 +57,7 @@ def seconds(program: Program, dims: Sequence[int], machine: Machine | None = Non
 
 def whole(price: Cost, machine: Machine, fresh: bool = True) -> float:
     """An op done at once."""
-    return price.fixed + price.shared + (price.fresh * machine.touch if fresh and price.fresh > KEPT_PAGES else 0.0)
+    return in_parts(price if fresh else replace(price, fresh=0), 1, 1.0, machine)
 
 
 def looped(shapes: Concrete, loop: Loop, machine: Machine) -> float:
@@ -69,15 +75,16 @@ def looped(shapes: Concrete, loop: Loop, machine: Machine) -> float:
 
 def in_parts(price: Cost, rounds: int, share: float, machine: Machine) -> float:
     """An op done in so many rounds."""
-    fresh = price.fresh * machine.touch if price.fresh * share > KEPT_PAGES else 0.0
-    return rounds * price.fixed + price.shared + fresh
+    far = max(price.moved * share - CACHED, 0.0)
+    touched = price.fresh * machine.touch if price.fresh * share > KEPT_PAGES else 0.0
+    return rounds * (price.fixed + far * (machine.stream - machine.byte)) + price.work + price.moved * machine.byte + touched
 
 
 def written(spec: Spec, how: Any, over: bool, rounds: int, machine: Machine) -> float:
     """Writing the parts of a result to their places."""
     copied = spec.nbytes * (1 if isinstance(how, Flow) else rounds)
     touched = spec.nbytes * machine.touch if spec.nbytes > KEPT_PAGES and not over else 0.0
-    return rounds * 2 * machine.call + 2 * copied * machine.byte + touched
+    return rounds * 2 * machine.call + copied * (machine.byte + machine.stream) + touched
 
 
 def cost(shapes: Concrete, op: int, machine: Machine, axis: Axis | None = None) -> Cost:
@@ -89,10 +96,16 @@ def cost(shapes: Concrete, op: int, machine: Machine, axis: Axis | None = None) 
     results = [spec for v in called.outputs if (spec := shapes.spec(v)) is not None]
     given = [spec or NOTHING for spec in map(shapes.spec, graph.operands(op))]
     made = sum(r.nbytes for r in results)
-    again = 0 if axis is None else sum(g.nbytes for g, flow in zip(given, axis.inputs, strict=True) if flow is None)
-    moved = sum(min(g.nbytes, made) if _reads_few(called.target) else g.nbytes for g in given)
+    moved = sum(min(g.nbytes, made) if called.target in LOOKED_UP else g.nbytes for g in given)
+    again = 0 if axis is None else sum(given[i].nbytes for i in read_whole(called.target, axis))
+    rate = machine.fetch if called.target in PRODUCTS else machine.stream
     work = _work(called.target, given, results, machine)
-    return Cost(machine.call + again * machine.byte, work + (max(moved - again, 0) + made) * machine.byte, made)
+    return Cost(machine.call + again * rate, work, max(moved - again, 0) + made, made)
+
+
+def read_whole(target: Any, axis: Axis) -> list[int]:
+    """Which operands every part of an op reads from end to end."""
+    return [] if target in LOOKED_UP else [i for i, flow in enumerate(axis.inputs) if flow is None]
 
 
 def _is_view(graph: Graph, op: int) -> bool:
@@ -102,12 +115,22 @@ def _is_view(graph: Graph, op: int) -> bool:
     return all(s is None or s in read for s in held)
 
 
+PRODUCTS = frozenset(
+    {
+        aten.mm.default,
+        aten.bmm.default,
+        aten.matmul.default,
+        aten.addmm.default,
+        aten.baddbmm.default,
+        aten.linear.default,
+        aten.convolution.default,
+    }
+)
+"""Ops that multiply matrices and do nothing else with them."""
+LOOKED_UP = frozenset({aten.embedding.default, aten.index.Tensor, aten.gather.default, aten.index_select.default})
+"""Ops that read no more of their operands than they return."""
 FUNCTIONS = frozenset({"exp", "exp2", "log", "log2", "sin", "cos", "tanh", "erf", "gelu", "silu", "sigmoid", "pow", "softplus"})
 """Elementwise ops whose arithmetic costs more than their bytes."""
-
-
-def _reads_few(target: Any) -> bool:
-    return target in (aten.embedding.default, aten.index.Tensor, aten.gather.default, aten.index_select.default)
 
 
 def _work(target: Any, args: Sequence[Spec], results: Sequence[Spec], machine: Machine) -> float:
@@ -116,12 +139,10 @@ def _work(target: Any, args: Sequence[Spec], results: Sequence[Spec], machine: M
         return 0.0
     name = target._schema.name.split("::")[-1]
     elements = _count(results[0])
-    if name in ("mm", "bmm", "matmul"):
-        return 2.0 * elements * args[0].shape[-1] * machine.product
-    if name in ("addmm", "baddbmm"):
-        return 2.0 * elements * args[1].shape[-1] * machine.product
-    if name == "linear":
-        return 2.0 * elements * args[1].shape[-1] * machine.product
+    if name in ("mm", "bmm", "matmul", "addmm", "baddbmm", "linear"):
+        left, right = args[1:3] if name in ("addmm", "baddbmm") else args[:2]
+        rate = machine.batched if len(right.shape) > 2 else machine.product
+        return 2.0 * elements * left.shape[-1] * rate
     if name == "convolution":
         weight = args[1]
         return 2.0 * elements * (_count(weight) // max(weight.shape[0], 1)) * machine.convolution

@@ -16,6 +16,7 @@ from neaptide.memory import undominated
 from neaptide.program import reads_of_parts
 from neaptide.search.chunk.net import Net
 from neaptide.search.chunk.regions import Region
+from neaptide.timing import PRODUCTS, read_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,10 @@ class Form:
     standing: np.ndarray
     body: np.ndarray
     ops: np.ndarray
+    fetched: np.ndarray
+    """What every round multiplies by whole."""
     again: np.ndarray
-    """What every round reads whole."""
+    """What every round reads whole besides."""
     copied: np.ndarray
     """What is written to its place."""
     kind: int
@@ -130,24 +133,25 @@ class Forms:
         body, fixed = self._body(region)
         ops = np.array([part.op for part in region.parts])
         values = graph.values
-        again = [
-            values[v].storage
-            for part in region.parts
-            for v, flow in zip(self.net.operands[part.op], part.axis.inputs, strict=True)
-            if flow is None
-        ]
+        fetched: list[int | None] = []
+        again: list[int | None] = []
+        for part in region.parts:
+            target = graph.ops[part.op].target
+            whole = (self.net.operands[part.op][i] for i in read_whole(target, part.axis))
+            (fetched if target in PRODUCTS else again).extend(values[v].storage for v in whole)
         rows = (
             before,
             standing + self._row(made) + fixed,
             body,
+            self._row(fetched),
             self._row(again),
             self._row(values[m.value].storage for m in region.made),
         )
         looks = tuple(row.tobytes() for row in rows)
         steps = tuple(tuple(self._alike[op] for op in part) for part in (ops, region.before, range(region.start, region.stop)))
         kind = self._kinds.setdefault((looks, steps, region.extent, region.rows, len(region.made)), len(self._kinds))
-        before, standing, body, read, copied = rows
-        return Form(region, before, standing, body, ops, read, copied, kind)
+        before, standing, body, read, other, copied = rows
+        return Form(region, before, standing, body, ops, read, other, copied, kind)
 
     def _before(self, region: Region) -> tuple[np.ndarray, np.ndarray]:
         """The steps before the loop, and what is there when it begins."""

@@ -15,8 +15,6 @@ from neaptide.search.chunk.regions import Region
 from neaptide.search.chunk.weigh import Scales, Weighed
 
 CHUNKS = tuple(sorted({1 << i for i in range(20)} | {3 << i for i in range(18)}, reverse=True))
-LOOKS = 4
-"""How many of the largest chunks that fit are tried: smaller ones only add rounds, unless large results cost fresh memory."""
 FASTER = 1.0001
 """Faster in parts than whole is a gift, and no reason to do in parts what fits."""
 
@@ -105,17 +103,11 @@ class Paths:
 
 
 def _fitting(weighed: Weighed, limit: int) -> Iterator[int]:
-    """The largest chunks that fit."""
+    """The chunks that fit."""
     if weighed.before > limit or weighed.standing > limit:
         return
     rows = (limit - weighed.standing) * weighed.extent // max(weighed.body, 1)
-    looked = 0
-    for chunk in CHUNKS:
-        if chunk < weighed.extent and chunk <= rows and _is_long_enough(weighed, chunk):
-            yield chunk
-            looked += 1
-            if looked == LOOKS:
-                return
+    yield from (c for c in CHUNKS if c < weighed.extent and c <= rows and _is_long_enough(weighed, c))
 
 
 def _smallest(weighed: Weighed) -> int | None:

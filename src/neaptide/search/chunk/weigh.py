@@ -17,7 +17,7 @@ from neaptide.search.chunk.forms import Form, Forms
 from neaptide.search.chunk.net import Net
 from neaptide.search.chunk.regions import Region
 from neaptide.shapes import rows_of, shapes_of
-from neaptide.timing import KEPT_PAGES, Cost, cost
+from neaptide.timing import CACHED, KEPT_PAGES, Cost, cost, whole
 
 
 class Prices:
@@ -31,8 +31,10 @@ class Prices:
             if kind not in known:
                 known[kind] = cost(self.shapes, op, machine)
         costs = [known[kind] for kind in net.alike]
+        self.whole = np.array([whole(c, machine) for c in costs])
         self.fixed = np.array([c.fixed for c in costs])
-        self.shared = np.array([c.shared for c in costs])
+        self.work = np.array([c.work for c in costs])
+        self.moved = np.array([c.moved for c in costs], dtype=np.int64)
         self.made = np.array([c.fresh for c in costs], dtype=np.int64)
 
 
@@ -46,12 +48,11 @@ class Scales:
         self.bytes = np.array([allocated(self.shapes.sizes[s], graph.device) for s in forms.sizes], dtype=np.int64)
         self.entry = forms.entry @ self.bytes
         self.plain = forms.plain @ self.bytes
-        self.fixed, self.shared, self.made = prices.fixed, prices.shared, prices.made
-        self.touch = np.where(self.made > KEPT_PAGES, self.made * self.machine.touch, 0.0)
-        self.seconds = self.fixed + self.shared + self.touch
+        self.prices = prices
+        self.seconds = prices.whole.copy()
         for op in range(forms.count):
             if forms.late:
-                self.seconds[op] += sum(self.fixed[m] + self.shared[m] + self.touch[m] for m in forms.late_makers([op]))
+                self.seconds[op] += sum(prices.whole[m] for m in forms.late_makers([op]))
         self.seconds[list(forms.late)] = 0.0
 
     def storage_bytes(self, storage: int) -> int:
@@ -66,11 +67,12 @@ class Scales:
         return [(form.region, known[form.kind]) for form in self.forms.forms]
 
     def _weighed(self, form: Form) -> Weighed:
-        region = form.region
-        again = float(form.again @ self.bytes) * self.machine.byte
+        region, prices, machine = form.region, self.prices, self.machine
+        fetched, again = int(form.fetched @ self.bytes), int(form.again @ self.bytes)
         copied = int(form.copied @ self.bytes)
-        fixed = float(self.fixed[form.ops].sum()) + again + len(region.made) * 2 * self.machine.call
-        shared = max(float(self.shared[form.ops].sum()) - again, 0.0) + 2 * copied * self.machine.byte
+        fixed = float(prices.fixed[form.ops].sum()) + fetched * machine.fetch + again * machine.stream
+        moved = prices.moved[form.ops]
+        shared = float(prices.work[form.ops].sum()) + max(int(moved.sum()) - fetched - again, 0) * machine.byte
         return Weighed(
             self.shapes.sizes[region.extent],
             max((-(-ENOUGH_ROWS // max(self.shapes.sizes[r], 1)) for r in region.rows), default=1),
@@ -78,11 +80,12 @@ class Scales:
             int(form.standing @ self.bytes),
             int((form.body @ self.bytes).max(initial=0)),
             float(self.seconds[region.start : region.stop].sum()),
-            float(self.seconds[list(region.before)].sum()) + (copied * self.machine.touch if copied > KEPT_PAGES else 0.0),
-            fixed,
-            shared,
-            self.made[form.ops],
-            self.machine.touch,
+            float(self.seconds[list(region.before)].sum()) + (copied * machine.touch if copied > KEPT_PAGES else 0.0),
+            fixed + len(region.made) * 2 * machine.call,
+            shared + copied * (machine.byte + machine.stream),
+            moved,
+            prices.made[form.ops],
+            machine,
         )
 
 
@@ -100,8 +103,9 @@ class Weighed:
     once: float
     fixed: float
     shared: float
+    moved: np.ndarray
     made: np.ndarray
-    touch: float
+    machine: Machine
 
     def peak(self, chunk: int) -> int:
         """Bytes at the highest step, in parts of `chunk` units."""
@@ -110,5 +114,7 @@ class Weighed:
     def seconds(self, chunk: int) -> float:
         """What the region takes in parts of `chunk` units."""
         rounds = -(-self.extent // chunk)
-        large = self.made[self.made * (rows_of(self.extent, chunk) / self.extent) > KEPT_PAGES].sum()
-        return self.once + rounds * self.fixed + self.shared + float(large) * self.touch
+        share = rows_of(self.extent, chunk) / self.extent
+        far = float((self.moved * share - CACHED).clip(0).sum()) * (self.machine.stream - self.machine.byte)
+        touched = float(self.made[self.made * share > KEPT_PAGES].sum()) * self.machine.touch
+        return self.once + rounds * (self.fixed + far) + self.shared + touched
