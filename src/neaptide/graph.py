@@ -148,9 +148,14 @@ class Graph:
 
     def operands(self, op: int) -> tuple[int, ...]:
         """The tensors that an op is given, in the order of its arguments, each as often as it is given."""
-        node = self.ops[op].node
-        given = (self.value_of[leaf] for leaf in tree_leaves((list(node.args), dict(node.kwargs))) if isinstance(leaf, fx.Node))
-        return tuple(v for v in given if isinstance(self.values[v].fake, torch.Tensor))
+        return self._operands[op]
+
+    @cached_property
+    def _operands(self) -> list[tuple[int, ...]]:
+        values, known = self.values, self.value_of
+        leaves = (tree_leaves((list(op.node.args), dict(op.node.kwargs))) for op in self.ops)
+        given = ((known[leaf] for leaf in each if isinstance(leaf, fx.Node)) for each in leaves)
+        return [tuple(v for v in each if isinstance(values[v].fake, torch.Tensor)) for each in given]
 
     def storage_of(self, value: int) -> int | None:
         return self.values[value].storage

@@ -53,7 +53,7 @@ def plan(
         raise InputError(f"plan takes a torch.nn.Module or a function, not {type(model).__name__}")
     with fake_twins(model, inputs, _WatchedMode) as twins, twins.mode:
         stepper = twin_optimizer(optimizer, twins.twin) if train and optimizer is not None else None
-        session = Session(Budget(), twins.modules, stepper, exact=exact, rewrite=rewrite)
+        session = Session(Budget(), twins.modules, stepper, exact=exact, rewrite=rewrite, bounded=budget is not None)
         handle = Handle(model, session)
         call = model if isinstance(model, torch.nn.Module) else handle
         try:

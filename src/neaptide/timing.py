@@ -103,6 +103,17 @@ def cost(shapes: Concrete, op: int, machine: Machine, axis: Axis | None = None) 
     return Cost(machine.call + again * rate, work, max(moved - again, 0) + made, made)
 
 
+def alike(graph: Graph) -> list[int]:
+    """For each op a number that is the same for ops that cost the same at every size."""
+    shapes = shapes_of(graph)
+    numbers: dict[object, int] = {}
+    found: list[int] = []
+    for index, op in enumerate(graph.ops):
+        key = (op.target, _is_view(graph, index), shapes.form(graph.operands(index)), shapes.form(op.outputs))
+        found.append(numbers.setdefault(key, len(numbers)))
+    return found
+
+
 def read_whole(target: Any, axis: Axis) -> list[int]:
     """Which operands every part of an op reads from end to end."""
     return [] if target in LOOKED_UP else [i for i, flow in enumerate(axis.inputs) if flow is None]

@@ -1,6 +1,8 @@
-"""Every case runs on every starting point: keep all that eager keeps, keep what min-cut keeps, keep nothing at all."""
+"""Every case runs on every rung: keep all that eager keeps, what min-cut keeps, nothing at all, what the lowest peak keeps."""
 
 from __future__ import annotations
+
+from functools import partialmethod
 
 import pytest
 from tests.mechanism.oracle import POINTS, Forced, Oracle
@@ -14,6 +16,7 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Forced:
     """Graphs run on the rung that the test says; there is one more, which keeps nothing."""
     chooser, plain = Forced(), capture.starting_points
     monkeypatch.setattr(capture, "starting_points", lambda *given: {**plain(*given), "everything": frozenset()})
+    monkeypatch.setattr(Session, "__init__", partialmethod(Session.__init__, bounded=True))
     monkeypatch.setattr(Session, "choose", lambda session, unit, dims: chooser.choose(session, unit, dims))
     return chooser
 

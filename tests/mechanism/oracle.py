@@ -17,7 +17,7 @@ from neaptide import Handle
 from neaptide.plans import Plan
 from neaptide.runtime.session import Session
 
-POINTS = ("everything", "min-cut", "nothing")
+POINTS = ("everything", "min-cut", "nothing", "lowest")
 
 
 class Forced:
@@ -30,15 +30,17 @@ class Forced:
     def choose(self, session: Session, unit: Any, dims: tuple[int, ...]) -> Any:
         session.stats.plans += 1
         wanted = self.by_size.get(dims[0], self.name) if dims else self.name
+        if not unit.graph.trains:
+            return unit.rungs[0]
         found = {rung.name: rung for rung in unit.rungs}
-        assert not unit.graph.trains or set(found) == set(POINTS)
-        return found[wanted] if unit.graph.trains else unit.rungs[0]
+        assert set(found) == set(POINTS) - {"lowest"}
+        return unit.tighter(dims, None) if wanted == "lowest" else found[wanted]
 
     def take(self, name: str, handle: Handle) -> None:
         """From now on `handle` runs on the rung of this name."""
         self.name = name
         for unit in handle._session.units:
-            unit.chosen.clear()
+            unit.forget()
 
 
 @dataclass

@@ -40,6 +40,12 @@ def without(program: Program, absent: Collection[int]) -> Program:
     return check(with_drops(graph, _needed(graph, kept), skipped, frozenset(program.saved)))
 
 
+def usually_absent(graph: Graph) -> frozenset[int]:
+    """The tangents that a step is expected to lack: with a scalar output, a loss, all others."""
+    scalars = [v for v in graph.tangents if graph.values[v].fake.dim() == 0]
+    return frozenset(v for v in graph.tangents if v not in scalars) if scalars else frozenset()
+
+
 def _zeros(graph: Graph, absent: frozenset[int]) -> set[int]:
     """The values that are zero and need not be made.
 

@@ -58,14 +58,8 @@ class _State:
 
     def target(self, index: int, position: int) -> int | None:
         """The input that op `index` may write over, if there is one."""
-        graph, op = self.graph, self.graph.ops[index]
-        first = _first(graph, index)
-        if first is None or len(op.outputs) != 1 or not can_write_onto_first(op.target):
-            return None
-        old, new = graph.values[first], graph.values[op.outputs[0]]
-        if old.storage is None or new.storage is None or new.storage == old.storage:
-            return None
-        if graph.storages[old.storage].size != graph.storages[new.storage].size or spec_of(old.fake) != spec_of(new.fake):
+        op, first = self.graph.ops[index], overwritable(self.graph, index)
+        if first is None:
             return None
         home = self.plain.home[first]
         alone = all(v == first or self.plain.home[v] != home for v in op.inputs)
@@ -82,6 +76,18 @@ class _State:
         home = self.merged.home[onto]
         same = spec_of(self.graph.values[onto].fake) == spec_of(self.graph.values[value].fake)
         return value if same and home is not None and home == self.merged.home[value] else None
+
+
+def overwritable(graph: Graph, index: int) -> int | None:
+    """The input that an op could write its result over if nothing else needed it: of the same kind, and in no other input."""
+    op, first = graph.ops[index], _first(graph, index)
+    if first is None or len(op.outputs) != 1 or not can_write_onto_first(op.target):
+        return None
+    old, new = graph.values[first], graph.values[op.outputs[0]]
+    if old.storage is None or new.storage is None or new.storage == old.storage:
+        return None
+    same = graph.storages[old.storage].size == graph.storages[new.storage].size and spec_of(old.fake) == spec_of(new.fake)
+    return first if same else None
 
 
 def _first(graph: Graph, index: int) -> int | None:

@@ -30,7 +30,7 @@ def make_plan(session: Session, resident: Sequence[Resident]) -> Plan:
     parts: list[_Part] = []
     for unit in session.recent:
         unit.catch_up()
-        rung = unit.chosen.get(unit.last) or session.choose(unit, unit.last)
+        rung = unit.current or session.choose(unit, unit.last)
         labels, found = spans(rung.usual)
         parts.append(_Part(unit, rung, labels, found, turn_of(rung.usual)))
     graphs = tuple(_graph_plan(part.unit, part.rung, part.unit.last) for part in parts)
@@ -177,5 +177,5 @@ def _graph_plan(unit: Unit, rung: Rung, dims: Dims) -> GraphPlan:
         (*graph.notes, *unit.notes),
         rung.rewrites,
         tuple(_region_plan(graph, loop, dims) for loop in rung.loops),
-        seconds(rung.usual, dims) if not graph.trains else 0.0,
+        seconds(rung.usual, dims),
     )

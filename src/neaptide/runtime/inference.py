@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from neaptide.apply import chunk, straight, unpruned, write_in_place
+from neaptide.apply import chunk, reordered, straight, unpruned, write_in_place
 from neaptide.emit import Emitted, emit_inference
 from neaptide.graph import Graph, Input
 from neaptide.program import Program
 from neaptide.rewrite import rewritten
 from neaptide.runtime.chunking import Chunking
 from neaptide.runtime.runner import Dims, Rung, Unit, memories
+from neaptide.search.order import better_order
 from neaptide.trace import build_graph
 
 if TYPE_CHECKING:
@@ -27,12 +28,14 @@ class Inference(Unit):
         self._described = described
         program = write_in_place(straight(graph))
         self.rungs = (Rung(0, "nothing", program, program),)
+        self._found: tuple[Graph, tuple[str, ...]] | None = None
+        self._is_reordered = False
         self._made: dict[object, Rung] = {}
         self._pieces: dict[int, Emitted] = {}
 
     def tighter(self, dims: Dims, room: int | None) -> Rung | None:
-        graph, rewrites = self._rewritten
-        if rewrites and room is not None:
+        graph, rewrites = self._form(dims)
+        if graph is not self.graph and room is not None:
             plain = self._rung((), lambda: straight(graph), rewrites)
             if plain.peak(dims) <= room:
                 return plain
@@ -49,13 +52,24 @@ class Inference(Unit):
 
     @property
     def notes(self) -> tuple[str, ...]:
+        found = ["its ops run in another order than they were traced in, for a lower peak"] if self._is_reordered else []
         unlisted = self._chunking.net.unlisted if "_chunking" in self.__dict__ else ()
-        how = "nobody listed how they can be done in parts; neaptide.axes.flows adds a rule"
-        return (f"stay whole: {', '.join(unlisted)} ({how})",) if unlisted else ()
+        if unlisted:
+            how = "nobody listed how they can be done in parts; neaptide.axes.flows adds a rule"
+            found.append(f"stay whole: {', '.join(unlisted)} ({how})")
+        return tuple(found)
 
-    @cached_property
+    def _form(self, dims: Dims) -> tuple[Graph, tuple[str, ...]]:
+        """The graph in the form and order that takes least, where that is the same in meaning; and what was rewritten."""
+        if self._found is None:
+            graph, rewrites = self._rewritten()
+            order = better_order(graph, dims)
+            self._is_reordered = order is not None
+            self._found = (graph if order is None else reordered(graph, order), rewrites)
+        return self._found
+
     def _rewritten(self) -> tuple[Graph, tuple[str, ...]]:
-        """The graph in which what is written out became one op, where that is the same in meaning; and what was rewritten."""
+        """The graph in which what is written out became one op."""
         if self.session.exact or not self.session.rewrite:
             return self.graph, ()
         module, rewrites = rewritten(self.graph.module)
@@ -63,11 +77,13 @@ class Inference(Unit):
 
     @cached_property
     def _unpruned(self) -> Program:
-        return unpruned(self._rewritten[0])
+        assert self._found is not None
+        return unpruned(self._found[0])
 
     @cached_property
     def _chunking(self) -> Chunking:
-        return Chunking(self._rewritten[0])
+        assert self._found is not None
+        return Chunking(self._found[0])
 
     def _rung(self, key: object, program: Callable[[], Program], rewrites: tuple[str, ...]) -> Rung:
         if key not in self._made:

@@ -50,6 +50,14 @@ class Ledger:
         """Bytes that forwards have saved and no backward has consumed."""
         return sum(self._saved.values())
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether gradients of an earlier backward are there, to which new ones will be added."""
+        modules = filter(None, (reference() for reference in self._modules))
+        trained = (p for module in modules for p in module.parameters() if p.requires_grad)
+        first = next(trained, None)
+        return first is not None and first.grad is not None
+
     def save(self, header: torch.Tensor, nbytes: int) -> None:
         """Enter what a forward saved, for as long as `header`, which it saved with it, lives."""
         self._saved[weakref.ref(header, self._saved.pop)] = nbytes

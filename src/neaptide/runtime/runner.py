@@ -5,7 +5,7 @@ Here is what both kinds of graph share; inference.py and training.py are the two
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -62,8 +62,9 @@ class Unit:
     def __init__(self, graph: Graph, session: Session) -> None:
         self.graph, self.session = graph, session
         self.rungs: tuple[Rung, ...] = ()
-        self.chosen: dict[Dims, Rung] = {}
-        self.kept: dict[Dims, int] = {}
+        self.chosen: dict[Hashable, Rung] = {}
+        """The rung for each of the situations that were met."""
+        self.current: Rung | None = None
         self.last: Dims = ()
         self.given: dict[int, int] = {}
         """For each input of the last call at new sizes, which memory it was in."""
@@ -88,14 +89,22 @@ class Unit:
     def catch_up(self) -> None:
         """Go on with what earlier calls taught."""
 
+    def situation(self, dims: Dims) -> Hashable:
+        """What the choice of a rung depends on."""
+        return dims
+
+    def forget(self) -> None:
+        """Choose anew from here on."""
+        self.chosen.clear()
+        self.current = None
+
     def rung(self, args: Sequence[Any]) -> Rung:
-        """The rung for a call: a look-up where the sizes were seen before."""
+        """The rung for a call: a look-up where the situation was met before."""
         dims = self.last = tuple([args[i] if d is None else args[i].shape[d] for i, d in self._where])
-        found = self.chosen.get(dims)
+        situation = self.situation(dims)
+        found = self.current = self.chosen.get(situation)
         if found is None:
-            found = self.session.choose(self, dims)
-            self.kept[dims] = found.kept(dims)
-            self.chosen[dims] = found
+            found = self.current = self.chosen[situation] = self.session.choose(self, dims)
             self.given = memories(found.program.graph.inputs, args)
             self.handed = {}
         self.session.called(self)

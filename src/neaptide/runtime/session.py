@@ -51,8 +51,11 @@ class Session:
         reserve: int = 0,
         exact: bool = False,
         rewrite: bool = True,
+        bounded: bool = False,
     ) -> None:
         self.budget, self.exact, self.rewrite = budget, exact, rewrite
+        self.bounded = bounded or budget.smallest or budget.limit is not None
+        """Whether there is, or will be, a budget."""
         self.ledger = Ledger(modules, optimizer, reserve)
         self.stats = Stats()
         self.units: list[Unit] = []
@@ -100,7 +103,7 @@ class Session:
         """Go on with another budget."""
         self.budget = budget
         for unit in self.units:
-            unit.chosen.clear()
+            unit.forget()
         self.begin_step()
 
     def plan(self) -> Plan:

@@ -8,19 +8,20 @@ tensors do no harm.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from neaptide._torch import autograd_context, current_backward
-from neaptide.apply import recompute, without, write_in_place
+from neaptide.apply import recompute, usually_absent, without, write_in_place
 from neaptide.emit import Emitted, emit_backward, emit_forward
 from neaptide.graph import Graph, spec_of
 from neaptide.memory import Envelope, envelope
 from neaptide.program import Program
-from neaptide.runtime.runner import Rung, Unit, memories
+from neaptide.runtime.recomputing import Recomputing
+from neaptide.runtime.runner import Dims, Rung, Unit, memories
 
 if TYPE_CHECKING:
     from neaptide.runtime.session import Session
@@ -36,11 +37,17 @@ class Training(Unit):
         self._due: Sequence[Program] | None = None
         self._forwards: dict[int, Emitted] = {}
         self._backwards: dict[tuple[int, frozenset[int]], tuple[Emitted, frozenset[int]]] = {}
-        self._absent = _guess_absent(graph)
+        self._absent = usually_absent(graph)
         self._changing = graph.mutated
+        self._latest: dict[Dims, Hashable] = {}
+        self._left: dict[tuple[int, Dims], int] = {}
+        self._tight: dict[frozenset[int], Rung] = {}
+        self._searches: dict[tuple[frozenset[int], frozenset[int]], Recomputing] = {}
         programs = [write_in_place(recompute(graph, keep, graph.mutated)) for keep in keeps.values()]
-        self.slots, self.sizes, self.marks = _superset(graph, programs)
-        self._watched = _only_recomputed(graph, programs)
+        extremes = [recompute(graph, frozenset(), graph.mutated)] if session.bounded else []
+        candidates = Recomputing(graph, keeps.values()).candidates if session.bounded else frozenset()
+        self.slots, self.sizes, self.marks = _superset(graph, [*programs, *extremes], candidates)
+        self._watched = _only_recomputed(graph, [*programs, *extremes])
         if self._watched:
             self._changing |= self._watched
             programs = [write_in_place(recompute(graph, keep, self._changing)) for keep in keeps.values()]
@@ -60,13 +67,57 @@ class Training(Unit):
 
     def _set(self, programs: Sequence[Program]) -> None:
         """Go on with these programs, one for each of the starting points."""
-        self.chosen.clear()
+        self.forget()
+        self._tight.clear()
         made = []
         for name, program in zip(self._keeps, programs, strict=True):
             usual = self._without(program, self._absent)
             made.append(Rung(len(self._ever), name, program, usual))
             self._ever.append(made[-1])
         self.rungs = tuple(made)
+
+    def situation(self, dims: Dims) -> Hashable:
+        """Under a budget also what earlier calls left there; a forward that a checkpoint repeats runs as it did."""
+        if not self.session.bounded:
+            return dims
+        if current_backward() == -1:
+            self._latest[dims] = (dims, self.session.ledger.saved, self.session.ledger.accumulates)
+        return self._latest.get(dims, dims)
+
+    def _kept(self, rung: Rung) -> int:
+        key = (rung.number, self.last)
+        if key not in self._left:
+            self._left[key] = rung.kept(self.last)
+        return self._left[key]
+
+    def tighter(self, dims: Dims, room: int | None) -> Rung | None:
+        if not self.session.bounded:
+            return None
+        ways = self._search.ways(dims, room)
+        found = None
+        for keep in ways:
+            rung = self._keeping(keep)
+            if room is not None and rung.peak(dims) <= room:
+                return rung
+            ways.told(rung.peak(dims))
+            if found is None or rung.peak(dims) < found.peak(dims):
+                found = rung
+        return found
+
+    @property
+    def _search(self) -> Recomputing:
+        about = (self._absent, self._changing)
+        if about not in self._searches:
+            self._searches[about] = Recomputing(self.graph, self._keeps.values(), *about)
+        return self._searches[about]
+
+    def _keeping(self, keep: frozenset[int]) -> Rung:
+        """The rung that keeps these values and makes the others again."""
+        if keep not in self._tight:
+            program = write_in_place(recompute(self.graph, keep, self._changing))
+            self._tight[keep] = Rung(len(self._ever), "some", program, self._without(program, self._absent))
+            self._ever.append(self._tight[keep])
+        return self._tight[keep]
 
     def _without(self, program: Program, absent: frozenset[int]) -> Program:
         return write_in_place(without(program, absent)) if absent else program
@@ -88,7 +139,7 @@ class Training(Unit):
         header = torch.empty(rung.number + 1, 0, *self.last)
         if versions is not None:
             header.neaptide_versions = versions  # type: ignore[attr-defined]
-        self.session.ledger.save(header, self.kept[self.last])
+        self.session.ledger.save(header, self._kept(rung))
         results.insert(len(self.graph.outputs), header)
         return results
 
@@ -146,18 +197,14 @@ class Training(Unit):
         self._due = [write_in_place(recompute(self.graph, keep, self._changing)) for keep in self._keeps.values()]
 
 
-def _guess_absent(graph: Graph) -> frozenset[int]:
-    """The tangents that the first step is expected to lack: with a scalar output, a loss, all others."""
-    scalars = [v for v in graph.tangents if graph.values[v].fake.dim() == 0]
-    return frozenset(v for v in graph.tangents if v not in scalars) if scalars else frozenset()
-
-
-def _superset(graph: Graph, programs: Sequence[Program]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """The tensors, the sizes and the random ops that any of the programs carries across the turn.
+def _superset(
+    graph: Graph, programs: Sequence[Program], candidates: Collection[int]
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The tensors, the sizes and the random ops that any of the programs carries across the turn, and `candidates`.
 
     Tensors that autograd is not to check for changes stand last, as AOTAutograd wants them.
     """
-    saved = dict.fromkeys(v for p in programs for v in p.saved)
+    saved = dict.fromkeys([*(v for p in programs for v in p.saved), *candidates])
     tensors = [v for v in saved if isinstance(graph.values[v].fake, torch.Tensor)]
     tensors.sort(key=lambda v: bool(graph.holders[v].meta.get("saved_tensor_with_no_vc_check")))
     sizes = [v for v in saved if graph.values[v].storage is None]

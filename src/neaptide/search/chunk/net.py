@@ -8,7 +8,7 @@ import torch
 
 from neaptide.axes import Axis, axes, is_listed
 from neaptide.graph import Graph, described, spec_of
-from neaptide.shapes import shapes_of
+from neaptide.timing import alike
 
 
 class Net:
@@ -54,13 +54,7 @@ class Net:
     @cached_property
     def alike(self) -> list[int]:
         """For each op a number that is the same for ops that cost the same at every size."""
-        shapes = shapes_of(self.graph)
-        numbers: dict[object, int] = {}
-        found: list[int] = []
-        for index, op in enumerate(self.graph.ops):
-            key = (op.target, self.is_view(index), shapes.form(self.operands[index]), shapes.form(op.outputs))
-            found.append(numbers.setdefault(key, len(numbers)))
-        return found
+        return alike(self.graph)
 
     @cached_property
     def unlisted(self) -> tuple[str, ...]:

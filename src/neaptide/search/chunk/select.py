@@ -7,14 +7,13 @@ path is found exactly; identical layers cannot stall it. The smallest reachable 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from neaptide.search.chunk.regions import Region
 from neaptide.search.chunk.weigh import Scales, Weighed
 
-CHUNKS = tuple(sorted({1 << i for i in range(20)} | {3 << i for i in range(18)}, reverse=True))
 FASTER = 1.0001
 """Faster in parts than whole is a gift, and no reason to do in parts what fits."""
 
@@ -46,7 +45,7 @@ class Paths:
         best: list[Any] = [None] * (self.count + 1)
         back: list[Any] = [None] * (self.count + 1)
         best[0] = (0.0, 0.0)
-        chunks: dict[Weighed, tuple[float, int] | None] = {}
+        chunks: dict[Weighed, tuple[float, int, int] | None] = {}
         for op in range(self.count):
             if best[op] is None:
                 continue
@@ -58,12 +57,11 @@ class Paths:
                 if exact and not region.exact:
                     continue
                 if weighed not in chunks:
-                    chunks[weighed] = min(((weighed.seconds(c), -c) for c in _fitting(weighed, limit)), default=None)
+                    chunks[weighed] = weighed.options.fastest(limit)
                 found = chunks[weighed]
                 if found is not None:
-                    seconds, chunk = found[0], -found[1]
-                    price = max(seconds, weighed.plain * FASTER)
-                    steps.append((region.stop, price, seconds, region, chunk, weighed.peak(chunk)))
+                    seconds, chunk, peak = found
+                    steps.append((region.stop, max(seconds, weighed.plain * FASTER), seconds, region, chunk, peak))
             for stop, price, seconds, *how in steps:
                 reached = (paid + price, real + seconds)
                 if best[stop] is None or reached < best[stop]:
@@ -80,9 +78,9 @@ class Paths:
                 continue
             steps = [(op + 1, self.plain[op])]
             for region, weighed in self.edges[op]:
-                chunk = _smallest(weighed)
-                if chunk is not None and (region.exact or not exact):
-                    steps.append((region.stop, weighed.peak(chunk)))
+                peak = weighed.options.lowest
+                if peak is not None and (region.exact or not exact):
+                    steps.append((region.stop, peak))
             for stop, peak in steps:
                 reached, known = max(here, peak), best[stop]
                 if known is None or reached < known:
@@ -100,22 +98,6 @@ class Paths:
             if region is not None:
                 chosen.append((region, chunk))
         return Selection(tuple(reversed(chosen)), self.late, highest, best[self.count][1])
-
-
-def _fitting(weighed: Weighed, limit: int) -> Iterator[int]:
-    """The chunks that fit."""
-    if weighed.before > limit or weighed.standing > limit:
-        return
-    rows = (limit - weighed.standing) * weighed.extent // max(weighed.body, 1)
-    yield from (c for c in CHUNKS if c < weighed.extent and c <= rows and _is_long_enough(weighed, c))
-
-
-def _smallest(weighed: Weighed) -> int | None:
-    return next((c for c in reversed(CHUNKS) if c < weighed.extent and _is_long_enough(weighed, c)), None)
-
-
-def _is_long_enough(weighed: Weighed, chunk: int) -> bool:
-    return weighed.extent // -(-weighed.extent // chunk) >= weighed.fewest
 
 
 def select(paths: Sequence[Paths], limit: int, exact: bool) -> Selection | None:

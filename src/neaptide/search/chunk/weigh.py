@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -16,8 +17,10 @@ from neaptide.search.chunk.exactness import ENOUGH_ROWS
 from neaptide.search.chunk.forms import Form, Forms
 from neaptide.search.chunk.net import Net
 from neaptide.search.chunk.regions import Region
-from neaptide.shapes import rows_of, shapes_of
+from neaptide.shapes import shapes_of
 from neaptide.timing import CACHED, KEPT_PAGES, Cost, cost, whole
+
+CHUNKS = np.array(sorted({1 << i for i in range(20)} | {3 << i for i in range(18)}, reverse=True), dtype=np.int64)
 
 
 class Prices:
@@ -89,7 +92,7 @@ class Scales:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Weighed:
     """A region at one size, and all that are like it."""
 
@@ -107,14 +110,38 @@ class Weighed:
     made: np.ndarray
     machine: Machine
 
-    def peak(self, chunk: int) -> int:
-        """Bytes at the highest step, in parts of `chunk` units."""
-        return max(self.before, self.standing + -(-self.body * rows_of(self.extent, chunk) // self.extent))
+    @cached_property
+    def options(self) -> Options:
+        """The chunks that it can run in, the largest first, with the bytes at the highest step and the seconds of each."""
+        chunks = CHUNKS[self.extent > CHUNKS]
+        rounds = -(-self.extent // chunks)
+        long_enough = self.extent // rounds >= self.fewest
+        chunks, rounds = chunks[long_enough], rounds[long_enough]
+        rows = -(-self.extent // rounds)
+        share = (rows / max(self.extent, 1))[:, None]
+        far = (self.moved * share - CACHED).clip(0).sum(axis=1) * (self.machine.stream - self.machine.byte)
+        touched = np.where(self.made * share > KEPT_PAGES, self.made, 0).sum(axis=1) * self.machine.touch
+        peaks = np.maximum(self.before, self.standing + -(-self.body * rows // max(self.extent, 1)))
+        return Options(chunks, peaks, self.once + rounds * (self.fixed + far) + self.shared + touched)
 
-    def seconds(self, chunk: int) -> float:
-        """What the region takes in parts of `chunk` units."""
-        rounds = -(-self.extent // chunk)
-        share = rows_of(self.extent, chunk) / self.extent
-        far = float((self.moved * share - CACHED).clip(0).sum()) * (self.machine.stream - self.machine.byte)
-        touched = float(self.made[self.made * share > KEPT_PAGES].sum()) * self.machine.touch
-        return self.once + rounds * (self.fixed + far) + self.shared + touched
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Options:
+    """Chunks, and what a region takes with each."""
+
+    chunks: np.ndarray
+    peaks: np.ndarray
+    seconds: np.ndarray
+
+    def fastest(self, limit: int) -> tuple[float, int, int] | None:
+        """Seconds, chunk and peak of the fastest that fits; of equals the largest."""
+        fits = self.peaks <= limit
+        if not fits.any():
+            return None
+        best = int(np.where(fits, self.seconds, np.inf).argmin())
+        return float(self.seconds[best]), int(self.chunks[best]), int(self.peaks[best])
+
+    @property
+    def lowest(self) -> int | None:
+        """The peak with the smallest chunk."""
+        return int(self.peaks[-1]) if len(self.peaks) else None

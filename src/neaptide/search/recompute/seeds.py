@@ -6,7 +6,7 @@ In: a joint graph. Out: named sets of values to keep. "nothing" recomputes nothi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from neaptide._torch import min_cut_partition
 from neaptide.graph import Graph
 
 RECOMPUTE = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+SAVE = (CheckpointPolicy.MUST_SAVE,)
 
 
 def starting_points(
@@ -42,7 +43,7 @@ def keep_all(graph: Graph) -> frozenset[int]:
             continue
         seen.add(value)
         maker = graph.maker[value]
-        if maker is not None and _asked_again(graph.ops[maker].node):
+        if maker is not None and is_tagged(graph.ops[maker].node, RECOMPUTE):
             todo.extend(graph.ops[maker].inputs)
         else:
             kept.add(value)
@@ -54,9 +55,9 @@ def _is_forward(graph: Graph, value: int) -> bool:
     return value not in graph.tangents and (maker is None or graph.ops[maker].phase == "forward")
 
 
-def _asked_again(node: fx.Node) -> bool:
-    """Whether the user's own checkpointing wants this op's result recomputed."""
-    return node.meta.get("recompute") in RECOMPUTE
+def is_tagged(node: fx.Node, policies: Collection[CheckpointPolicy]) -> bool:
+    """Whether the user's own checkpointing says one of these of an op's result."""
+    return node.meta.get("recompute") in policies
 
 
 def keep_min_cut(

@@ -1,0 +1,220 @@
+"""Training inside a budget: peak against step time, beside PyTorch's own budget and block checkpointing.
+
+Ways: eager, the library's own gradient checkpointing, `aot_eager` with `activation_memory_budget` from 1 to 0, and ours with
+each peak that one of those reaches as its budget, and with "min". Peaks: each case in a process of its own with
+MALLOC_MMAP_THRESHOLD_=65536, the kernel's high-water mark of a step after two to warm up. Times: ours and theirs in one process
+with the default allocator, steps taken in turns, the median ratio of the pairs.
+
+    python benchmarks/remat.py [--only bert,vit] [--pairs 21] [--json remat.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+NAMES = ("gpt2", "gpt2-eager", "llama", "bert", "vit", "unet")
+SHARES = (1.0, 0.7, 0.5, 0.3, 0.1, 0.0)
+WARM = 2
+Row = dict[str, Any]
+
+
+def build(name: str) -> tuple[Any, Any]:
+    """A model in training and a batch; few words, so that the loss is not all there is."""
+    import torch
+    from transformers import (
+        BertConfig,
+        BertForMaskedLM,
+        GPT2Config,
+        GPT2LMHeadModel,
+        LlamaConfig,
+        LlamaForCausalLM,
+        ViTConfig,
+        ViTForImageClassification,
+    )
+
+    torch.manual_seed(0)
+    words = 2000
+    ids = torch.randint(0, words, (4, 512))
+    text = {"input_ids": ids, "labels": ids.clone()}
+    wide: dict[str, Any] = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "vocab_size": words}
+    match name:
+        case "gpt2" | "gpt2-eager":
+            form = "eager" if name == "gpt2-eager" else "sdpa"
+            size: dict[str, Any] = {"n_layer": 6, "n_embd": 512, "n_head": 8, "vocab_size": words}
+            made = GPT2LMHeadModel(
+                GPT2Config(**size, bos_token_id=0, eos_token_id=0, use_cache=False, attn_implementation=form)
+            )
+            return made.train(), text
+        case "llama":
+            config = LlamaConfig(**wide, intermediate_size=1376, num_key_value_heads=4, use_cache=False)
+            return LlamaForCausalLM(config).train(), text
+        case "bert":
+            return BertForMaskedLM(BertConfig(**wide, intermediate_size=2048)).train(), text
+        case "vit":
+            config = ViTConfig(hidden_size=512, num_hidden_layers=6, num_attention_heads=8, intermediate_size=2048)
+            return ViTForImageClassification(config).train(), {
+                "pixel_values": torch.randn(8, 3, 224, 224),
+                "labels": torch.zeros(8, dtype=torch.int64),
+            }
+        case _:
+            from diffusers import UNet2DConditionModel
+
+            unet = UNet2DConditionModel(
+                sample_size=64,
+                block_out_channels=(64, 128, 256),
+                layers_per_block=2,
+                cross_attention_dim=128,
+                attention_head_dim=8,
+                down_block_types=("CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"),
+                up_block_types=("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
+            )
+            return unet.train(), (torch.randn(2, 4, 64, 64), torch.tensor(10), torch.randn(2, 77, 128))
+
+
+def prepare(name: str, way: str) -> tuple[Callable[[], None], Any]:
+    """A step of a model under a way: `eager`, `blocks`, `torch SHARE`, or `ours BUDGET`; and our handle, if there is one."""
+    import torch
+
+    import neaptide
+    from neaptide.dryrun import run_step
+
+    model, inputs = build(name)
+    call: Any = model
+    handle = None
+    kind, _, figure = way.partition(" ")
+    if kind == "blocks":
+        enable = getattr(model, "gradient_checkpointing_enable", None) or model.enable_gradient_checkpointing
+        enable()
+    elif kind == "torch":
+        torch._functorch.config.activation_memory_budget = float(figure)
+        call = torch.compile(model, backend="aot_eager")
+    elif kind == "ours":
+        handle = neaptide.compile(model, budget=figure if figure == "min" else int(figure))
+
+    def step() -> None:
+        run_step(call, inputs, True)
+        model.zero_grad()
+
+    for _ in range(WARM):
+        step()
+    torch._functorch.config.activation_memory_budget = 1.0
+    return step, handle
+
+
+def peak(name: str, way: str) -> Row:
+    """What a step takes, and what of it is parameters and gradients."""
+    from neaptide.errors import BudgetError
+    from neaptide.measurement import measure
+
+    try:
+        step, handle = prepare(name, way)
+    except BudgetError as error:
+        return {"failed": str(error).splitlines()[0], "smallest": error.smallest}
+    taken = measure(step)
+    model, _ = build(name)
+    fixed = 2 * sum(p.numel() * p.element_size() for p in model.parameters())
+    told = {} if handle is None else {"predicted": handle.plan.peak, "planning": handle.stats.planning_seconds}
+    return {"peak": taken.peak, "fixed": fixed, **told}
+
+
+def turns(name: str, ours: str, theirs: str, pairs: int) -> Row:
+    """Seconds of our steps and theirs, in turns."""
+    (first, _), (second, _) = prepare(name, ours), prepare(name, theirs)
+    seconds: dict[str, list[float]] = {ours: [], theirs: []}
+    for pair in range(pairs):
+        order = [(ours, first), (theirs, second)]
+        for way, step in order if pair % 2 else order[::-1]:
+            begin = time.perf_counter()
+            step()
+            seconds[way].append(time.perf_counter() - begin)
+    return {"ours": seconds[ours], "theirs": seconds[theirs]}
+
+
+def ask(*what: str, measuring: bool) -> Row:
+    """The answer of this script in a process of its own."""
+    path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
+    environment.pop("MALLOC_MMAP_THRESHOLD_", None)
+    if measuring:
+        environment["MALLOC_MMAP_THRESHOLD_"] = "65536"
+    done = subprocess.run(
+        [sys.executable, __file__, "--case", *what], env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        return {"failed": (done.stderr.strip().splitlines() or ["died"])[-1]}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def rows_of(name: str, pairs: int) -> Iterator[Row]:
+    """Every way; then ours inside the peak of each, with our time beside its."""
+    known: dict[int, Row] = {}
+    for way in ("eager", "blocks", *(f"torch {share}" for share in SHARES)):
+        theirs = {"model": name, "way": way, **ask("peak", name, way, measuring=True)}
+        yield theirs
+        if "failed" in theirs:
+            continue
+        budget = int(theirs["peak"])
+        ours = known.get(budget) or ask("peak", name, f"ours {budget}", measuring=True)
+        known[budget] = ours
+        row = {"model": name, "way": "  ours inside it", "budget": budget, **ours}
+        if "failed" not in ours:
+            row |= {"seconds": ask("turns", name, f"ours {budget}", way, str(pairs), measuring=False)}
+        yield row
+    yield {"model": name, "way": "ours min", **ask("peak", name, "ours min", measuring=True)}
+
+
+def line(row: Row) -> str:
+    cells = [f"{row['model']:<11}{row['way']:<18}"]
+    if "failed" in row:
+        return cells[0] + row["failed"]
+    budget = f"{row['budget'] / 1e6:,.1f}" if "budget" in row else ""
+    cells.append(f"{budget:>10}{row['peak'] / 1e6:>11,.1f}{(row['peak'] - row['fixed']) / 1e6:>14,.1f}")
+    seconds = row.get("seconds", {})
+    if "ours" in seconds:
+        ratios = [a / b for a, b in zip(seconds["ours"], seconds["theirs"], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        cells.append(f"{middle:>10.3f}{f'{low:.3f}-{high:.3f}':>16}")
+    elif "failed" in seconds:
+        cells.append(f"  {seconds['failed']}")
+    return "".join(cells)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(NAMES), help="models, with commas")
+    parser.add_argument("--pairs", type=int, default=21)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all rows there, after each of them")
+    parser.add_argument("--case", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    match options.case:
+        case ["peak", name, way]:
+            print(json.dumps(peak(name, way)))
+            return
+        case ["turns", name, ours, theirs, pairs]:
+            print(json.dumps(turns(name, ours, theirs, int(pairs))))
+            return
+    heads = f"{'model':<11}{'way':<18}{'budget MB':>10}{'peak MB':>11}{'activations':>14}{'time/its':>10}{'quartiles':>16}"
+    print(heads)
+    found = []
+    for name in options.only.split(","):
+        for row in rows_of(name, options.pairs):
+            found.append(row)
+            print(line(row), flush=True)
+            if options.json:
+                options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
