@@ -12,6 +12,7 @@ from neaptide.graph import Graph, Input
 from neaptide.program import Program
 from neaptide.rewrite import rewritten
 from neaptide.runtime.chunking import Chunking
+from neaptide.runtime.room import Room
 from neaptide.runtime.runner import Dims, Rung, Unit, memories
 from neaptide.search.order import better_order
 from neaptide.trace import build_graph
@@ -33,17 +34,18 @@ class Inference(Unit):
         self._made: dict[object, Rung] = {}
         self._pieces: dict[int, Emitted] = {}
 
-    def tighter(self, dims: Dims, room: int | None) -> Rung | None:
+    def tighter(self, dims: Dims, room: Room | None) -> Rung | None:
+        limit = None if room is None else room.peak
         graph, rewrites = self._form(dims)
-        if graph is not self.graph and room is not None:
+        if graph is not self.graph and limit is not None:
             plain = self._rung((), lambda: straight(graph), rewrites)
-            if plain.peak(dims) <= room:
+            if plain.peak(dims) <= limit:
                 return plain
-        ways = self._chunking.ways(dims, room, self.session.exact)
+        ways = self._chunking.ways(dims, limit, self.session.exact)
         found = None
         for way in ways:
             rung = self._rung((way.chosen, way.late), lambda way=way: chunk(self._unpruned, way.chosen, way.late), rewrites)
-            if room is not None and rung.peak(dims) <= room:
+            if limit is not None and rung.peak(dims) <= limit:
                 return rung
             ways.told(rung.peak(dims))
             if found is None or rung.peak(dims) < found.peak(dims):

@@ -70,7 +70,7 @@ class Ledger:
             for storage in storages(tensor):
                 if storage._cdata not in seen:
                     seen.add(storage._cdata)
-                    taken = allocated(storage.nbytes(), storage.device.type)
+                    taken = allocated(storage.nbytes(), tensor.device.type)  # a fake storage says "meta"
                     found.append(Resident(name, kind, taken, name.rpartition(".")[0]))
         if self._reserve:
             found.append(Resident("reserve", "other", self._reserve))

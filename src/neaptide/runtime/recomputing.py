@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Iterator
 
 from neaptide.graph import Graph
 from neaptide.hardware import this_machine
-from neaptide.search.recompute import Chooser, Cutter, Judge, front
+from neaptide.runtime.room import Room
+from neaptide.search.recompute import Chooser, Cutter, Judge
 from neaptide.search.recompute.judge import Played, Scene, Storages
 
 Dims = tuple[int, ...]
@@ -40,12 +41,21 @@ class Recomputing:
         """Every value that a choice may keep."""
         return self._judge.values(frozenset(self._cutter.storages) | self._judge.wanted)
 
-    def ways(self, dims: Dims, room: int | None) -> Ways:
+    def ways(self, dims: Dims, room: Room | None) -> Ways:
         """Choices for a size: the fastest in the room there is, or without one the lowest."""
+        return Ways(self._judge, self._played(dims), room)
+
+    def least(self, dims: Dims) -> Room:
+        """The lowest peak at a size, and what the forward leaves behind with it."""
+        lowest = min(self._played(dims), key=lambda p: p.peak)
+        return Room(lowest.peak, lowest.kept)
+
+    def _played(self, dims: Dims) -> list[Played]:
+        """All choices at a size, from the fastest on."""
         if not self._choices:
             self._seek(dims)
         scene = self._scene(dims)
-        return Ways(self._judge, front(map(scene.play, self._choices)), room)
+        return sorted(map(scene.play, self._choices), key=lambda p: (p.seconds, p.peak))
 
     def _scene(self, dims: Dims) -> Scene:
         return self._judge.at(dims, this_machine(self._judge.graph.device))
@@ -69,23 +79,27 @@ def _is_possible(graph: Graph, dims: Dims) -> bool:
 class Ways:
     """Choices one after the other, each told what the one before it really takes."""
 
-    def __init__(self, judge: Judge, rungs: list[Played], room: int | None) -> None:
+    def __init__(self, judge: Judge, rungs: list[Played], room: Room | None) -> None:
         self._judge, self._rungs, self._room = judge, rungs, room
         self._excess = 0
 
     def told(self, peak: int) -> None:
         """The last choice really takes this much."""
         if self._room is not None:
-            self._excess += max(peak - self._room, self._room // 500)
+            self._excess += max(peak - self._room.peak, self._room.peak // 500)
 
     def __iter__(self) -> Iterator[frozenset[int]]:
-        lowest = self._rungs[-1]
+        lowest = min(self._rungs, key=lambda p: p.peak)
         if self._room is not None:
             for _ in range(GUESSES):
-                found = next((p for p in self._rungs if p.peak <= self._room - self._excess), None)
+                found = next(filter(self._fits, self._rungs), None)
                 if found is None:
                     break
                 yield self._judge.values(found.keep)
                 if found is lowest:
                     return
         yield self._judge.values(lowest.keep)
+
+    def _fits(self, played: Played) -> bool:
+        assert self._room is not None
+        return played.peak <= self._room.peak - self._excess and played.kept <= self._room.kept

@@ -15,6 +15,7 @@ import torch
 from neaptide.graph import Graph
 from neaptide.memory import Envelope, envelope, kept_at_turn, peak_beyond
 from neaptide.program import Loop, Program, Rerun
+from neaptide.runtime.room import Room
 
 if TYPE_CHECKING:
     from neaptide.runtime.session import Session
@@ -82,9 +83,14 @@ class Unit:
         """What a reader of the plan should know of how it was found."""
         return ()
 
-    def tighter(self, dims: Dims, room: int | None) -> Rung | None:
+    def tighter(self, dims: Dims, room: Room | None) -> Rung | None:
         """A way to run that takes no more than `room`, beyond the rungs; without a room, the one that takes least."""
         return None
+
+    def least(self, dims: Dims) -> Room:
+        """What the graph takes and leaves behind at least."""
+        rung = self.rungs[0]
+        return Room(rung.peak(dims), rung.kept(dims) if self.graph.trains else 0)
 
     def catch_up(self) -> None:
         """Go on with what earlier calls taught."""

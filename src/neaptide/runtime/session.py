@@ -21,6 +21,7 @@ from neaptide.report import format_bytes
 from neaptide.runtime.compose import make_plan
 from neaptide.runtime.inference import Inference
 from neaptide.runtime.ledger import Ledger
+from neaptide.runtime.room import Room
 from neaptide.runtime.runner import Dims, Rung, Unit
 from neaptide.runtime.training import Training
 
@@ -63,6 +64,9 @@ class Session:
         self.fixed_sizes = False
         self.run: Callable[[Emitted, list[Any]], Sequence[Any]] = run
         self._turned = False
+        self._calls: list[tuple[Unit, Dims]] = []
+        self._sequence: list[tuple[Unit, Dims]] | None = None
+        """The calls of this step so far, and those of the last whole step that trained; None before the first."""
 
     def next_name(self) -> str:
         return f"graph {len(self.units)}"
@@ -87,8 +91,14 @@ class Session:
         consumed = self._turned and not self.ledger.saved
         if consumed or (not unit.graph.trains and unit in self.recent):
             self.begin_step()
+        self._calls.append((unit, unit.last))
         if unit not in self.recent:
             self.recent.append(unit)
+
+    @property
+    def informed(self) -> bool:
+        """Whether a whole step has shown which graphs follow each other."""
+        return self._sequence is not None
 
     def turned(self) -> None:
         """A backward runs."""
@@ -96,7 +106,10 @@ class Session:
 
     def begin_step(self) -> None:
         """The graphs called from here on are those of one step."""
+        if self._turned:
+            self._sequence = list(self._calls)
         self._turned = False
+        self._calls.clear()
         self.recent.clear()
 
     def replan(self, budget: Budget) -> None:
@@ -128,19 +141,47 @@ class Session:
         if self.budget.smallest:
             tightest = unit.tighter(dims, None)
             return tightest if tightest is not None and tightest.peak(dims) < peaks[lowest] else lowest
-        if self.budget.limit is None:
-            room = max(peaks[lowest], int(unit.customary.peak(dims) * AS_GOOD))
-        else:
-            room = self.budget.limit - self.base(unit, dims)
-        fitting = [rung for rung in unit.rungs if peaks[rung] <= room]
+        room = self._room(unit, dims, peaks[lowest])
+        fitting = [rung for rung in unit.rungs if room.holds(peaks[rung], rung.kept(dims) if unit.graph.trains else 0)]
         if fitting:
             return min(fitting, key=lambda rung: (rung.reruns, peaks[rung]))
         tighter = unit.tighter(dims, room)
-        if tighter is not None and tighter.peak(dims) <= room:
+        if tighter is not None and tighter.peak(dims) <= room.peak:
             return tighter
         if tighter is not None and tighter.peak(dims) < peaks[lowest]:
             lowest = tighter
         raise self._no(unit, lowest, dims, self.base(unit, dims) + lowest.peak(dims))
+
+    def _room(self, unit: Unit, dims: Dims, lowest: int) -> Room:
+        """What a graph may take, and leave behind for the graphs that follow it in a step.
+
+        In the first step nobody knows what will follow: a graph that trains leaves behind as little as it can.
+        """
+        if self.budget.limit is None:
+            room = max(lowest, int(unit.customary.peak(dims) * AS_GOOD))
+            return Room(room, room)
+        room = self.budget.limit - self.base(unit, dims)
+        if not unit.graph.trains:
+            return Room(room, room)
+        if not self.informed:
+            return Room(room, unit.least(dims).kept)
+        return Room(room, room - self._rest(unit, dims))
+
+    def _rest(self, unit: Unit, dims: Dims) -> int:
+        """What the calls that followed this one in the last step take at least, on top of what this one leaves behind."""
+        sequence = self._sequence or []
+        units = [each for each, _ in sequence]
+        if unit not in units:
+            return 0
+        here = len(self._calls)
+        place = here if units[here : here + 1] == [unit] else units.index(unit)
+        became = dict(zip(sequence[place][1], dims, strict=True))
+        needed = left = 0
+        for later, seen in sequence[place + 1 :]:
+            least = later.least(tuple(became.get(d, d) for d in seen))
+            needed = max(needed, left + least.peak)
+            left += least.kept
+        return needed
 
     def base(self, unit: Unit, dims: Dims) -> int:
         """Bytes that are there before a graph runs: resident, saved by earlier graphs, and its own inputs."""

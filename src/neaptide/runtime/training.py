@@ -21,6 +21,7 @@ from neaptide.graph import Graph, spec_of
 from neaptide.memory import Envelope, envelope
 from neaptide.program import Program
 from neaptide.runtime.recomputing import Recomputing
+from neaptide.runtime.room import Room
 from neaptide.runtime.runner import Dims, Rung, Unit, memories
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class Training(Unit):
         if not self.session.bounded:
             return dims
         if current_backward() == -1:
-            self._latest[dims] = (dims, self.session.ledger.saved, self.session.ledger.accumulates)
+            ledger = self.session.ledger
+            self._latest[dims] = (dims, ledger.saved, ledger.accumulates, self.session.informed)
         return self._latest.get(dims, dims)
 
     def _kept(self, rung: Rung) -> int:
@@ -90,19 +92,22 @@ class Training(Unit):
             self._left[key] = rung.kept(self.last)
         return self._left[key]
 
-    def tighter(self, dims: Dims, room: int | None) -> Rung | None:
+    def tighter(self, dims: Dims, room: Room | None) -> Rung | None:
         if not self.session.bounded:
             return None
         ways = self._search.ways(dims, room)
         found = None
         for keep in ways:
             rung = self._keeping(keep)
-            if room is not None and rung.peak(dims) <= room:
+            if room is not None and room.holds(rung.peak(dims), rung.kept(dims)):
                 return rung
             ways.told(rung.peak(dims))
             if found is None or rung.peak(dims) < found.peak(dims):
                 found = rung
         return found
+
+    def least(self, dims: Dims) -> Room:
+        return self._search.least(dims)
 
     @property
     def _search(self) -> Recomputing:

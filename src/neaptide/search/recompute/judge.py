@@ -61,6 +61,8 @@ class Played:
     """Bytes at each step."""
     seconds: float
     """What running again takes."""
+    kept: int
+    """Bytes that the forward leaves behind."""
 
     @property
     def keep(self) -> Storages:
@@ -280,7 +282,9 @@ class Scene:
             amounts = self._sizes[sizes]
             change = np.bincount(begins, amounts, replay.length + 1) - np.bincount(stops, amounts, replay.length + 1)
             levels = change.cumsum()[: replay.length].astype(np.int64)
-            self._known[keep] = Played(replay, levels, sum(self.seconds[op] for op in replay.again))
+            turn = len(self.judge.forward)
+            kept = int(amounts[(begins < turn) & (stops > turn)].sum())
+            self._known[keep] = Played(replay, levels, sum(self.seconds[op] for op in replay.again), kept)
         return self._known[keep]
 
     @property

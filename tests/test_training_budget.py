@@ -1,0 +1,114 @@
+"""Training inside a budget: held at every size, lower with each lower budget, the same bits, and an honest no."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import neaptide
+from neaptide import BudgetError
+
+WIDTH = 64
+
+
+class Block(nn.Module):
+    """Attention written out, dropout, an MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mix = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.mix(self.norm(x)).chunk(3, -1)
+        x = x + F.dropout((q @ k.transpose(-1, -2) / 8).softmax(-1), 0.1) @ v
+        return x + self.down(F.gelu(self.up(x)))
+
+
+class Stack(nn.Module):
+    """Blocks, and a loss; between some of them the graph breaks."""
+
+    def __init__(self, blocks: int = 4, breaks: bool = False) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self.breaks = breaks
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+            if self.breaks:
+                torch._dynamo.graph_break()  # in a loop: each block is called by itself, one graph for all of them
+        return x.square().mean()
+
+
+def peaks(model: nn.Module, x: Tensor, shares: list[float]) -> list[tuple[int, int]]:
+    """Budgets and planned peaks; shares are of the way from the smallest reachable to the plain peak."""
+    top = neaptide.plan(model, x, train=True).peak
+    bottom = neaptide.plan(model, x, budget="min", train=True).peak
+    budgets = [int(bottom + share * (top - bottom)) for share in shares]
+    return [(budget, neaptide.plan(model, x, budget=budget, train=True).peak) for budget in budgets]
+
+
+def test_every_budget_is_held_and_a_lower_one_never_takes_more() -> None:
+    found = peaks(Stack(), torch.randn(2, 192, WIDTH), [1.0, 0.7, 0.4, 0.2, 0.02])
+    assert all(peak <= budget for budget, peak in found)
+    assert all(after <= before for (_, before), (_, after) in itertools.pairwise(found))
+
+
+def test_a_lot_less_is_reachable_and_below_that_is_an_honest_no() -> None:
+    model, x = Stack(), torch.randn(2, 192, WIDTH)
+    top, bottom = (neaptide.plan(model, x, budget=budget, train=True).peak for budget in (None, "min"))
+    assert bottom < 0.45 * top
+    with pytest.raises(BudgetError) as no:
+        neaptide.plan(model, x, budget=int(0.9 * bottom), train=True)
+    assert no.value.smallest == pytest.approx(bottom, rel=0.02)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.1])
+def test_gradients_are_those_of_the_plain_model_at_every_size(share: float) -> None:
+    torch.manual_seed(0)
+    model = Stack()
+    plain = copy.deepcopy(model)
+    x = torch.randn(2, 192, WIDTH)
+    top, bottom = (neaptide.plan(model, x, budget=budget, train=True).peak for budget in (None, "min"))
+    handle = neaptide.compile(model, budget=int(bottom + share * (top - bottom)))
+    for length in (192, 160, 192, 96, 190):
+        part = x[:, :length].clone()
+        for each in (plain, model):
+            each.zero_grad()
+            torch.manual_seed(length)
+            each(part).backward()
+        for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            assert mine.grad is not None
+            assert torch.equal(mine.grad, theirs.grad)  # type: ignore[arg-type]
+    assert handle.stats.captures == 1
+    handle.release()
+
+
+def test_a_step_of_several_calls_is_inside_the_budget_as_a_whole() -> None:
+    model, x = Stack(breaks=True), torch.randn(2, 192, WIDTH)
+    found = peaks(model, x, [1.0, 0.5, 0.05])
+    assert all(peak <= budget for budget, peak in found)
+    assert found[-1][1] < 0.6 * found[0][1]
+
+
+def test_gradients_that_are_there_already_count() -> None:
+    torch.manual_seed(0)
+    model, x = Stack(), torch.randn(2, 192, WIDTH)
+    gradients = sum(p.numel() * p.element_size() for p in model.parameters())
+    budget = neaptide.plan(model, x, budget="min", train=True).peak + 3 * gradients
+    handle = neaptide.compile(model, budget=budget)
+    for _ in range(2):
+        model(x).backward()
+        model.zero_grad()
+    model(x).backward()
+    first = handle.plan.graphs[0].peak
+    model(x).backward()
+    assert handle.plan.graphs[0].peak <= first
+    assert handle.plan.peak <= budget
+    handle.release()
