@@ -45,10 +45,11 @@ class Recomputing:
         """Choices for a size: the fastest in the room there is, or without one the lowest."""
         return Ways(self._judge, self._played(dims), room)
 
-    def least(self, dims: Dims) -> Room:
-        """The lowest peak at a size, and what the forward leaves behind with it."""
-        lowest = min(self._played(dims), key=lambda p: p.peak)
-        return Room(lowest.peak, lowest.kept)
+    def least(self, dims: Dims, last: bool) -> Room:
+        """What the choice takes that is best where memory is scarcest: in the last call of a step the one with the lowest peak,
+        in an earlier one the one that leaves least behind."""
+        found = min(self._played(dims), key=lambda p: p.peak if last else (p.kept, p.peak))
+        return Room(found.peak, found.kept)
 
     def _played(self, dims: Dims) -> list[Played]:
         """All choices at a size, from the fastest on."""

@@ -87,8 +87,8 @@ class Unit:
         """A way to run that takes no more than `room`, beyond the rungs; without a room, the one that takes least."""
         return None
 
-    def least(self, dims: Dims) -> Room:
-        """What the graph takes and leaves behind at least."""
+    def least(self, dims: Dims, last: bool) -> Room:
+        """What the graph takes and leaves behind at least, as the last call of a step or an earlier one."""
         rung = self.rungs[0]
         return Room(rung.peak(dims), rung.kept(dims) if self.graph.trains else 0)
 

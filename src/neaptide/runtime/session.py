@@ -138,7 +138,7 @@ class Session:
     def _choose(self, unit: Unit, dims: Dims) -> Rung:
         peaks = {rung: rung.peak(dims) for rung in unit.rungs}
         lowest = min(unit.rungs, key=lambda rung: peaks[rung])
-        if self.budget.smallest:
+        if self.budget.smallest and self._is_last(unit):
             tightest = unit.tighter(dims, None)
             return tightest if tightest is not None and tightest.peak(dims) < peaks[lowest] else lowest
         room = self._room(unit, dims, peaks[lowest])
@@ -153,32 +153,43 @@ class Session:
         raise self._no(unit, lowest, dims, self.base(unit, dims) + lowest.peak(dims))
 
     def _room(self, unit: Unit, dims: Dims, lowest: int) -> Room:
-        """What a graph may take, and leave behind for the graphs that follow it in a step.
+        """What a call may take, and leave behind for those that follow it in a step.
 
         In the first step nobody knows what will follow: a graph that trains leaves behind as little as it can.
         """
-        if self.budget.limit is None:
+        if self.budget.limit is None and not self.budget.smallest:
             room = max(lowest, int(unit.customary.peak(dims) * AS_GOOD))
             return Room(room, room)
+        if self.budget.limit is None:
+            return Room(ANYTHING, unit.least(dims, last=False).kept)
         room = self.budget.limit - self.base(unit, dims)
-        if not unit.graph.trains:
-            return Room(room, room)
-        if not self.informed:
-            return Room(room, unit.least(dims).kept)
+        if unit.graph.trains and not self.informed:
+            return Room(room, unit.least(dims, last=False).kept)
         return Room(room, room - self._rest(unit, dims))
+
+    def _place(self, unit: Unit) -> int | None:
+        """Where in the last step's calls the next one, of this graph, stood."""
+        units = [each for each, _ in self._sequence or ()]
+        here = len(self._calls)
+        if units[here : here + 1] == [unit]:
+            return here
+        return units.index(unit) if unit in units else None
+
+    def _is_last(self, unit: Unit) -> bool:
+        """Whether no call that trains follows, as far as is known."""
+        place = self._place(unit)
+        later = () if place is None else (self._sequence or [])[place + 1 :]
+        return not any(each.graph.trains for each, _ in later)
 
     def _rest(self, unit: Unit, dims: Dims) -> int:
         """What the calls that followed this one in the last step take at least, on top of what this one leaves behind."""
-        sequence = self._sequence or []
-        units = [each for each, _ in sequence]
-        if unit not in units:
+        place, sequence = self._place(unit), self._sequence or []
+        if place is None or not unit.graph.trains:
             return 0
-        here = len(self._calls)
-        place = here if units[here : here + 1] == [unit] else units.index(unit)
         became = dict(zip(sequence[place][1], dims, strict=True))
         needed = left = 0
-        for later, seen in sequence[place + 1 :]:
-            least = later.least(tuple(became.get(d, d) for d in seen))
+        for position, (later, seen) in enumerate(sequence[place + 1 :], place + 2):
+            least = later.least(tuple(became.get(d, d) for d in seen), last=position == len(sequence))
             needed = max(needed, left + least.peak)
             left += least.kept
         return needed
@@ -206,6 +217,7 @@ class Session:
         )
 
 
+ANYTHING = 1 << 62
 AS_GOOD = 1.005
 """Peaks that differ by less than this are as good as each other: no measurement tells them apart."""
 

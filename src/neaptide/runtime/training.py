@@ -106,8 +106,8 @@ class Training(Unit):
                 found = rung
         return found
 
-    def least(self, dims: Dims) -> Room:
-        return self._search.least(dims)
+    def least(self, dims: Dims, last: bool) -> Room:
+        return self._search.least(dims, last) if self.session.bounded else super().least(dims, last)
 
     @property
     def _search(self) -> Recomputing:

@@ -15,12 +15,12 @@ import numpy as np
 from neaptide.search.recompute.cut import Cutter
 from neaptide.search.recompute.judge import Played, Scene, Storages
 
-TRIES = 24
+TRIES = 20
 UNDONE = 24
 """How many choices are looked at while prices rise, and while something is undone."""
-BEST = 3
+BEST = 2
 LOWER = 0.97
-TARGETS = 12
+TARGETS = 10
 RUNGS = 40
 
 
@@ -128,12 +128,10 @@ class Chooser:
     @cached_property
     def _read_first(self) -> dict[int, int]:
         """For what the backward reads, the op that does first."""
-        position = len(self.judge.forward)
         found: dict[int, int] = {}
-        for step in self.judge.backward:
+        for position, step in enumerate(self.judge.backward, len(self.judge.forward)):
             for storage in step.reads:
                 found.setdefault(storage, position)
-            position += step.op is not None
         return found
 
     def _undo(self, played: Played, target: int) -> Played:

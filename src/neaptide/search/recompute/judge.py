@@ -28,9 +28,9 @@ Storages = frozenset[int]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An op by the memory that it reads, makes and hides; what is the `same` as something else has no op."""
+    """An op by the memory that it reads and makes."""
 
-    op: int | None
+    op: int
     reads: tuple[int, ...]
     makes: tuple[int, ...]
     over: int | None = None
@@ -83,8 +83,8 @@ class Judge:
             program = without(program, absent)
         turn = program.turn
         self._alias: dict[int, int] = {}
-        self.forward = [self._step(s) for s in program.steps[:turn] if isinstance(s, Run)]
-        self.backward = [self._step(s) for s in program.steps[turn:] if isinstance(s, (Run, Same))]
+        self.forward = self._steps(program.steps[:turn])
+        self.backward = self._steps(program.steps[turn:])
         self.lent = self._homes((*graph.inputs, *graph.constants))
         self.copied = self._homes(changing)
         self.tangents = self._homes(program.tangents)
@@ -92,13 +92,15 @@ class Judge:
         self.gradients = self._homes(v for v in graph.gradients if v is not None)
         self.maker = {s: step for step in self.forward for s in step.makes}
         """What the forward makes, and how."""
-        self.op = {s: step.op for s, step in self.maker.items() if step.op is not None}
+        self.op = {s: step.op for s, step in self.maker.items()}
         """The op that makes each of them."""
         ops = {s: graph.ops[op] for s, op in self.op.items()}
         self.births, self.ends = self._lives()
         steps = enumerate(self.forward)
         self.taken_over = {s.over for now, s in steps if s.over in self.births and self.ends[s.over] == now + 1}
         """What the forward writes over if it is not kept."""
+        self._size = [s.size if s.device == graph.device else graph.nothing for s in graph.storages]
+        self._hidden = [op.workspace for op in graph.ops]
         self._replays: dict[Storages, Replay] = {}
         self.pinned = frozenset(s for s, op in ops.items() if op.once or is_tagged(op.node, SAVE))
         """What cannot be made again, or is not to be."""
@@ -109,20 +111,24 @@ class Judge:
         found = (self.graph.values[v].storage for v in values)
         return frozenset(self._alias.get(s, s) for s in found if s is not None)
 
-    def _step(self, step: Run | Same) -> Step:
+    def _steps(self, steps: Iterable[object]) -> list[Step]:
+        """The ops that make memory or read it for good; views take nothing, and what reads them reads what they look at."""
         graph = self.graph
-        op = graph.ops[step.op]
-        held = [graph.values[v].storage for v in op.outputs]
-        if isinstance(step, Same):
-            (made,) = held
-            other = graph.values[step.value].storage
-            assert made is not None
-            assert other is not None
-            self._alias[made] = self._alias.get(other, other)
-            return Step(None, (self._alias[made],), ())
-        reads = tuple(dict.fromkeys(h for v in op.inputs for h in self._homes([v])))
-        makes = tuple(dict.fromkeys(s for s in held if s is not None and self._alias.get(s, s) not in reads))
-        return Step(step.op, reads, makes, self._over(step.op))
+        found: list[Step] = []
+        for step in steps:
+            if not isinstance(step, (Run, Same)):
+                continue
+            op = graph.ops[step.op]
+            held = [s for v in op.outputs if (s := graph.values[v].storage) is not None]
+            if isinstance(step, Same):
+                (home,) = self._homes([step.value])
+                self._alias.update(dict.fromkeys(held, home))
+                continue
+            reads = tuple(dict.fromkeys(h for v in op.inputs for h in self._homes([v])))
+            makes = tuple(dict.fromkeys(s for s in held if self._alias.get(s, s) not in reads))
+            if makes or not held or op.writes:
+                found.append(Step(step.op, reads, makes, self._over(step.op)))
+        return found
 
     def _over(self, index: int) -> int | None:
         """The storage that an op can write its result over: one that only one of its inputs lies in."""
@@ -161,84 +167,86 @@ class Judge:
         return self._replays[keep]
 
     def _replay(self, keep: Storages) -> Replay:
-        nothing, device = self.graph.nothing, self.graph.device
-        size = [storage.size if storage.device == device else nothing for storage in self.graph.storages]
-        hidden = [op.workspace for op in self.graph.ops]
-        there = set(self.lent | self.tangents)
-        used: set[int] = set()
+        hidden, nothing = self._hidden, self.graph.nothing
+        count = len(self.graph.storages)
+        there, used = bytearray(count), bytearray(count)
+        for storage in (*self.lent, *self.tangents):
+            there[storage] = 1
         stay = keep | self.pinned | self.handed
-        spans: list[tuple[int, int, int]] = []
+        inner: list[tuple[int, int, int]] = []
         born: dict[int, int] = {}
-        last: dict[int, int] = {}
+        last = [-1] * count
         needed: dict[int, int] = {}
         overs: list[tuple[int, int]] = []
         again: list[int] = []
         places: list[int] = []
         turn = now = len(self.forward)
         for step in self.backward:
-            todo = [s for s in reversed(step.reads) if s not in there]
+            todo = [s for s in reversed(step.reads) if not there[s]]
             while todo:
                 wanted = todo[-1]
-                if wanted in there:
+                if there[wanted]:
                     todo.pop()
                     continue
                 if wanted in stay:
-                    there.add(todo.pop())
+                    there[todo.pop()] = 1
                     needed[wanted] = last[wanted] = now
                     continue
                 maker = self.maker[wanted]
-                missing = [s for s in maker.reads if s not in there]
+                missing = [s for s in maker.reads if not there[s]]
                 if missing:
                     todo.extend(missing)
                     continue
-                assert maker.op is not None
                 again.append(maker.op)
-                last.update(dict.fromkeys(maker.reads, now))
-                used.update(maker.reads)
+                for storage in maker.reads:
+                    last[storage] = now
+                    used[storage] = 1
                 for storage in maker.makes:
-                    if storage in self.handed or storage in used:  # the second making is let go of at once
-                        spans.append((now, now + 1, size[storage]))
-                        last.setdefault(storage, now)
+                    there[storage] = 1
+                    if used[storage] or storage in self.handed:  # the second making is let go of at once
+                        inner.append((now, now + 1, self._size[storage]))
                     else:  # also what would have been kept, if nothing has read it yet
                         born[storage] = last[storage] = needed[storage] = now
-                    there.add(storage)
                 if maker.over is not None:
                     overs.append((maker.over, now))
                 if hidden[maker.op] != nothing:
-                    spans.append((now, now + 1, hidden[maker.op]))
+                    inner.append((now, now + 1, hidden[maker.op]))
                 now += 1
                 todo.pop()
-            last.update(dict.fromkeys(step.reads, now))
-            used.update(step.reads)
-            if step.op is None:
-                continue
+            for storage in step.reads:
+                last[storage] = now
+                used[storage] = 1
             places.append(now)
-            there.update(step.makes)
-            born.update(dict.fromkeys(step.makes, now))
-            last.update(dict.fromkeys(step.makes, now))
+            for storage in step.makes:
+                there[storage] = 1
+                born[storage] = last[storage] = now
             if step.over is not None:
                 overs.append((step.over, now))
             if hidden[step.op] != nothing:
-                spans.append((now, now + 1, hidden[step.op]))
+                inner.append((now, now + 1, hidden[step.op]))
             now += 1
-        last.update(dict.fromkeys(self.gradients, now))
-        for storage, begin in self.births.items():
-            stop = self.ends[storage]
+        for storage in self.gradients:
+            last[storage] = now
+        before = self._before.copy()
+        for row, storage in enumerate(self.births):
             if storage in self.handed:
-                stop = now
-            elif storage in last and storage not in born:
-                stop = last[storage] + 1
-            else:
-                stop -= storage in self.taken_over
-            spans.append((begin, stop, size[storage]))
+                before[row, 1] = now
+            elif last[storage] >= 0 and storage not in born:
+                before[row, 1] = last[storage] + 1
         taken_over = {s for s, at in overs if s in born and last[s] == at}
-        spans.extend((begin, last[s] + (s not in taken_over), size[s]) for s, begin in born.items())
-        spans.extend((turn, last.get(s, turn) + 1, size[s]) for s in self.tangents)
-        spans.extend((0, last[s] + 1, size[s]) for s in self.copied if s in last)
-        spans.extend((at, at + 1, hidden[s.op]) for at, s in enumerate(self.forward) if s.op is not None)
-        found = np.array(spans, dtype=np.int64).reshape(-1, 3)
-        found[:, 1] = np.minimum(found[:, 1], now + 1)
-        return Replay(keep, found, now + 1, tuple(again), needed, tuple(places))
+        inner.extend((begin, last[s] + (s not in taken_over), self._size[s]) for s, begin in born.items())
+        inner.extend((turn, max(last[s], turn) + 1, self._size[s]) for s in self.tangents)
+        inner.extend((0, last[s] + 1, self._size[s]) for s in self.copied if last[s] >= 0)
+        spans = np.concatenate([before, np.array(inner, dtype=np.int64).reshape(-1, 3)])
+        spans[:, 1] = np.minimum(spans[:, 1], now + 1)
+        return Replay(keep, spans, now + 1, tuple(again), needed, tuple(places))
+
+    @cached_property
+    def _before(self) -> np.ndarray:
+        """The spans of the forward where nothing is kept, and of what its ops hide."""
+        rows = [(begin, self.ends[s] - (s in self.taken_over), self._size[s]) for s, begin in self.births.items()]
+        rows += [(at, at + 1, self._hidden[step.op]) for at, step in enumerate(self.forward)]
+        return np.array(rows, dtype=np.int64).reshape(-1, 3)
 
     def _lives(self) -> tuple[dict[int, int], dict[int, int]]:
         """Where the storages of the forward are born, and where they end if nothing keeps them."""
@@ -267,11 +275,10 @@ class Scene:
         known: dict[int, float] = {}
         found: dict[int, float] = {}
         for step in self.judge.forward:
-            if step.op is not None:
-                kind = self.judge.alike[step.op]
-                if kind not in known:
-                    known[kind] = whole(cost(shapes, step.op, machine), machine)
-                found[step.op] = known[kind]
+            kind = self.judge.alike[step.op]
+            if kind not in known:
+                known[kind] = whole(cost(shapes, step.op, machine), machine)
+            found[step.op] = known[kind]
         return found
 
     def play(self, keep: Storages) -> Played:
