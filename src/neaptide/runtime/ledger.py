@@ -44,6 +44,7 @@ class Ledger:
         self._optimizer = weakref.ref(optimizer) if optimizer is not None else None
         self._reserve = reserve
         self._saved: dict[weakref.ref[torch.Tensor], int] = {}
+        self._trained: weakref.ref[torch.Tensor] | None = None
 
     @property
     def saved(self) -> int:
@@ -53,9 +54,11 @@ class Ledger:
     @property
     def accumulates(self) -> bool:
         """Whether gradients of an earlier backward are there, to which new ones will be added."""
-        modules = filter(None, (reference() for reference in self._modules))
-        trained = (p for module in modules for p in module.parameters() if p.requires_grad)
-        first = next(trained, None)
+        first = self._trained() if self._trained is not None else None
+        if first is None:
+            modules = filter(None, (reference() for reference in self._modules))
+            first = next((p for module in modules for p in module.parameters() if p.requires_grad), None)
+            self._trained = weakref.ref(first) if first is not None else None
         return first is not None and first.grad is not None
 
     def save(self, header: torch.Tensor, nbytes: int) -> None:

@@ -22,7 +22,10 @@ GUESSES = 8
 
 
 class Recomputing:
-    """What was found out about a joint graph so far: for backwards that lack the tangents `absent`, and inputs that change."""
+    """What was found out about a joint graph so far: for backwards that lack the tangents `absent`, and inputs that change.
+
+    What is `known` where other inputs change is as good here.
+    """
 
     def __init__(
         self,
@@ -30,11 +33,13 @@ class Recomputing:
         seeds: Iterable[Collection[int]],
         absent: frozenset[int] = frozenset(),
         changing: frozenset[int] = frozenset(),
+        known: Recomputing | None = None,
     ) -> None:
         self._judge = Judge(graph, absent, changing)
         self._cutter = Cutter(self._judge)
         self._seeds = {self._judge.storages(seed) for seed in seeds}
-        self._choices: dict[Storages, None] = {}
+        self._choices: dict[Storages, None] = {} if known is None else dict(known._choices)
+        self._weighed: dict[Dims, list[Played]] = {}
 
     @property
     def candidates(self) -> frozenset[int]:
@@ -55,8 +60,10 @@ class Recomputing:
         """All choices at a size, from the fastest on."""
         if not self._choices:
             self._seek(dims)
-        scene = self._scene(dims)
-        return sorted(map(scene.play, self._choices), key=lambda p: (p.seconds, p.peak))
+        if dims not in self._weighed:
+            scene = self._scene(dims)
+            self._weighed[dims] = sorted(map(scene.play, self._choices), key=lambda p: (p.seconds, p.peak))
+        return self._weighed[dims]
 
     def _scene(self, dims: Dims) -> Scene:
         return self._judge.at(dims, this_machine(self._judge.graph.device))

@@ -113,7 +113,8 @@ class Training(Unit):
     def _search(self) -> Recomputing:
         about = (self._absent, self._changing)
         if about not in self._searches:
-            self._searches[about] = Recomputing(self.graph, self._keeps.values(), *about)
+            known = next((search for (absent, _), search in self._searches.items() if absent == self._absent), None)
+            self._searches[about] = Recomputing(self.graph, self._keeps.values(), *about, known)
         return self._searches[about]
 
     def _keeping(self, keep: frozenset[int]) -> Rung:

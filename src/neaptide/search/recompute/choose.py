@@ -19,9 +19,11 @@ TRIES = 20
 UNDONE = 24
 """How many choices are looked at while prices rise, and while something is undone."""
 BEST = 2
+"""How many of the fastest are tried to undo something of."""
 LOWER = 0.97
-TARGETS = 10
-RUNGS = 40
+"""How far below the lowest so far the next target is."""
+TARGETS, RUNGS = 10, 40
+"""For how many targets choices are sought, and how many choices are kept at most."""
 
 
 class Chooser:
@@ -43,11 +45,11 @@ class Chooser:
         return self.scene.play(keep)
 
     def climb(self) -> list[Played]:
-        """Choices from the fastest to the lowest, each of them beaten by none."""
+        """Choices from the fastest to the lowest, each of them beaten by none; and the one that leaves least behind."""
         lowest, top = self.lowest().peak, self._all.peak
         for target in np.geomspace(top, lowest, TARGETS)[1:-1] if lowest < top else ():
             self.fastest(int(target))
-        return spread(front(self.found), RUNGS)
+        return [*spread(front(self.found), RUNGS), min(self.found, key=lambda p: (p.kept, p.peak, p.seconds))]
 
     def lowest(self) -> Played:
         """The lowest peak that prices lead to, and there the fastest choice."""
