@@ -146,6 +146,11 @@ class Graph:
                     found.setdefault(str(size), (position, dim))
         return tuple(found[s.name] for s in self.sizes.symbols)
 
+    @cached_property
+    def held(self) -> tuple[int, ...]:
+        """For each storage the index of what it takes on the graph's device: nothing for one that is elsewhere."""
+        return tuple(s.size if s.device == self.device else self.nothing for s in self.storages)
+
     def operands(self, op: int) -> tuple[int, ...]:
         """The tensors that an op is given, in the order of its arguments, each as often as it is given."""
         return self._operands[op]

@@ -7,7 +7,7 @@ alive. Rows that another row dominates are pruned, so that a new size costs micr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -167,9 +167,21 @@ def _is_kept(span: Span, turn: int, end: int) -> bool:
     return span.born < turn < span.dies or (span.born < turn == span.dies == end)
 
 
+def sizes_at(graph: Graph, dims: Sequence[int]) -> list[int]:
+    """What the allocator takes for each of the sizes of `graph` at `dims`."""
+    return [allocated(n, graph.device) for n in graph.sizes.evaluate(dims)]
+
+
+def lent_at(graph: Graph, dims: Sequence[int], kinds: Collection[Kind]) -> int:
+    """Bytes of what is lent to `graph`, of such kinds, at `dims`."""
+    lent = {graph.values[v].storage for v in (*graph.inputs, *graph.constants)} - {None}
+    sizes = sizes_at(graph, dims)
+    return sum(sizes[graph.held[s]] for s in lent if s is not None and graph.storages[s].kind in kinds)
+
+
 def bytes_at(graph: Graph, dims: Sequence[int]) -> Callable[[Span], int]:
     """What the allocator takes for a span of `graph` at `dims`."""
-    whole = [allocated(n, graph.device) for n in graph.sizes.evaluate(dims)]
+    whole = sizes_at(graph, dims)
     known: list[Concrete] = []
 
     def taken(span: Span) -> int:

@@ -94,6 +94,14 @@ class Sizes:
             self._function = _compile(self.symbols, self.expressions)
         return self._function(*dims)
 
+    def around(self, dims: Sequence[int], times: float) -> tuple[int, ...] | None:
+        """Dims so many times as large; None where some tensor has no size there: an image may be too small for a kernel."""
+        found = tuple(max(int(d * times), min(d, 2)) for d in dims)
+        try:
+            return found if min(self.evaluate(found), default=0) >= 0 else None
+        except ZeroDivisionError:
+            return None
+
     def shape(self, sizes: Sequence[Any], dims: Sequence[int]) -> tuple[int, ...]:
         """A shape of ints and expressions at the sizes `dims`."""
         values = dict(zip((self._symbols[s.name] for s in self.symbols), dims, strict=True))

@@ -13,8 +13,8 @@ from torch import nn
 from neaptide.apply import recompute, usually_absent, without, write_in_place
 from neaptide.hardware import this_machine
 from neaptide.memory import envelope
-from neaptide.search.recompute import Chooser, Cutter, Judge, keep_all
-from neaptide.search.recompute.judge import Scene, Storages
+from neaptide.search.recompute import Chooser, Cutter, Judge, Scene, keep_all
+from neaptide.search.recompute.replay import Storages
 from tests.properties.test_recompute import Block, Conv, captured
 
 SIZES = [(3, 5), (2, 70), (9, 17)]
@@ -22,7 +22,7 @@ SIZES = [(3, 5), (2, 70), (9, 17)]
 
 def scene(kind: type[nn.Module], sizes: tuple[int, int], absent: frozenset[int] = frozenset()) -> Scene:
     graph, _, dims = captured(kind, sizes)
-    return Judge(graph, absent, graph.mutated).at(dims, this_machine("cpu"))
+    return Scene(Judge(graph, absent, graph.mutated), dims, this_machine("cpu"))
 
 
 @settings(max_examples=60)
@@ -35,7 +35,7 @@ def test_the_replay_of_a_choice_says_what_the_timeline_says(kind: type[nn.Module
     keep = frozenset(data.draw(st.sets(st.sampled_from(Cutter(judge).storages))))
     program = recompute(graph, judge.values(keep), graph.mutated)
     program = write_in_place(without(program, absent) if absent else program)
-    assert judge.at(dims, this_machine("cpu")).play(keep).peak == envelope(program).peak(dims)
+    assert Scene(judge, dims, this_machine("cpu")).play(keep).peak == envelope(program).peak(dims)
 
 
 @pytest.mark.parametrize("kind", [Block, Conv])
@@ -74,6 +74,6 @@ def subsets(of: list[int]) -> list[Storages]:
 def test_what_is_kept_by_eager_is_what_the_replay_begins_with() -> None:
     graph, _, dims = captured(Block, (2, 70))
     judge = Judge(graph, usually_absent(graph), graph.mutated)
-    at = judge.at(dims, this_machine("cpu"))
+    at = Scene(judge, dims, this_machine("cpu"))
     assert at.play(judge.storages(keep_all(graph))).seconds == 0
     assert at.play(judge.storages(keep_all(graph))).peak == at.play(judge.wanted).peak

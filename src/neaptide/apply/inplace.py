@@ -7,6 +7,7 @@ overwrites at its end (a cache) is written directly, and the copy at the end is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -58,14 +59,12 @@ class _State:
 
     def target(self, index: int, position: int) -> int | None:
         """The input that op `index` may write over, if there is one."""
-        op, first = self.graph.ops[index], overwritable(self.graph, index)
+        first = overwritable(self.graph, index, self.plain.home.__getitem__)
         if first is None:
             return None
-        home = self.plain.home[first]
-        alone = all(v == first or self.plain.home[v] != home for v in op.inputs)
-        memory = self.merged.home[first]
+        home, memory = self.plain.home[first], self.merged.home[first]
         mine = memory in self.ours or memory in {self.merged.home.get(v) for v in self.overwritten}
-        return first if alone and mine and home is not None and self.last.get(home) == position else None
+        return first if mine and home is not None and self.last.get(home) == position else None
 
     def copied_already(self, index: int) -> int | None:
         """The value that op `index` copies, if that lives already in the memory that it is copied onto."""
@@ -78,8 +77,9 @@ class _State:
         return value if same and home is not None and home == self.merged.home[value] else None
 
 
-def overwritable(graph: Graph, index: int) -> int | None:
-    """The input that an op could write its result over if nothing else needed it: of the same kind, and in no other input."""
+def overwritable(graph: Graph, index: int, home: Callable[[int], int | None]) -> int | None:
+    """The input that an op could write its result over if nothing else needed it: of the same kind, and at home where no other
+    input is."""
     op, first = graph.ops[index], _first(graph, index)
     if first is None or len(op.outputs) != 1 or not can_write_onto_first(op.target):
         return None
@@ -87,7 +87,7 @@ def overwritable(graph: Graph, index: int) -> int | None:
     if old.storage is None or new.storage is None or new.storage == old.storage:
         return None
     same = graph.storages[old.storage].size == graph.storages[new.storage].size and spec_of(old.fake) == spec_of(new.fake)
-    return first if same else None
+    return first if same and all(v == first or home(v) != home(first) for v in op.inputs) else None
 
 
 def _first(graph: Graph, index: int) -> int | None:

@@ -8,17 +8,31 @@ and above it: at any other they are only weighed anew. So a smaller room never g
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 
 from neaptide.graph import Graph
 from neaptide.hardware import this_machine
 from neaptide.runtime.room import Room
-from neaptide.search.recompute import Chooser, Cutter, Judge
-from neaptide.search.recompute.judge import Played, Scene, Storages
+from neaptide.search.recompute import Chooser, Cutter, Judge, Scene
+from neaptide.search.recompute.replay import Storages
 
 Dims = tuple[int, ...]
-AROUND = (1.0, 0.25, 4.0)
-"""At these multiples of the first size choices are sought."""
+AROUND = (0.25, 4.0)
+"""At these multiples of the first size choices are sought too."""
 GUESSES = 8
+"""How many choices are tried for one size."""
+REMEMBERED = 256
+"""For how many sizes it is remembered what the choices take there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """What a choice takes at one size."""
+
+    keep: Storages
+    peak: int
+    kept: int
+    seconds: float
 
 
 class Recomputing:
@@ -39,7 +53,7 @@ class Recomputing:
         self._cutter = Cutter(self._judge)
         self._seeds = {self._judge.storages(seed) for seed in seeds}
         self._choices: dict[Storages, None] = {} if known is None else dict(known._choices)
-        self._weighed: dict[Dims, list[Played]] = {}
+        self._weighed: dict[Dims, list[Weighed]] = {}
 
     @property
     def candidates(self) -> frozenset[int]:
@@ -48,46 +62,42 @@ class Recomputing:
 
     def ways(self, dims: Dims, room: Room | None) -> Ways:
         """Choices for a size: the fastest in the room there is, or without one the lowest."""
-        return Ways(self._judge, self._played(dims), room)
+        return Ways(self._judge, self._all(dims), room)
 
     def least(self, dims: Dims, last: bool) -> Room:
         """What the choice takes that is best where memory is scarcest: in the last call of a step the one with the lowest peak,
         in an earlier one the one that leaves least behind."""
-        found = min(self._played(dims), key=lambda p: p.peak if last else (p.kept, p.peak))
+        found = min(self._all(dims), key=lambda w: w.peak if last else (w.kept, w.peak))
         return Room(found.peak, found.kept)
 
-    def _played(self, dims: Dims) -> list[Played]:
+    def _all(self, dims: Dims) -> list[Weighed]:
         """All choices at a size, from the fastest on."""
         if not self._choices:
             self._seek(dims)
         if dims not in self._weighed:
-            scene = self._scene(dims)
-            self._weighed[dims] = sorted(map(scene.play, self._choices), key=lambda p: (p.seconds, p.peak))
+            if len(self._weighed) >= REMEMBERED:
+                self._weighed.clear()
+            played = map(self._scene(dims).play, self._choices)
+            found = (Weighed(p.keep, p.peak, p.kept, p.seconds) for p in played)
+            self._weighed[dims] = sorted(found, key=lambda w: (w.seconds, w.peak))
         return self._weighed[dims]
 
     def _scene(self, dims: Dims) -> Scene:
-        return self._judge.at(dims, this_machine(self._judge.graph.device))
+        return Scene(self._judge, dims, this_machine(self._judge.graph.device))
 
     def _seek(self, dims: Dims) -> None:
-        for times in AROUND if dims else AROUND[:1]:
-            at = tuple(max(int(d * times), min(d, 2)) for d in dims)
-            if times == 1 or _is_possible(self._judge.graph, at):
-                found = Chooser(self._scene(at), self._cutter, self._seeds).climb()
-                self._choices.update(dict.fromkeys(played.keep for played in found))
-
-
-def _is_possible(graph: Graph, dims: Dims) -> bool:
-    """Whether every tensor has a size at these dims: an image may be too small for a kernel."""
-    try:
-        return min(graph.sizes.evaluate(dims), default=0) >= 0
-    except ZeroDivisionError:
-        return False
+        sizes = self._judge.graph.sizes
+        others = (sizes.around(dims, times) for times in AROUND if dims)
+        for at in (dims, *filter(None, others)):
+            found = Chooser(self._scene(at), self._cutter, self._seeds).climb()
+            self._choices.update(dict.fromkeys(played.keep for played in found))
+        self._judge.forget_all_but(self._choices)
 
 
 class Ways:
     """Choices one after the other, each told what the one before it really takes."""
 
-    def __init__(self, judge: Judge, rungs: list[Played], room: Room | None) -> None:
+    def __init__(self, judge: Judge, rungs: list[Weighed], room: Room | None) -> None:
         self._judge, self._rungs, self._room = judge, rungs, room
         self._excess = 0
 
@@ -97,7 +107,8 @@ class Ways:
             self._excess += max(peak - self._room.peak, self._room.peak // 500)
 
     def __iter__(self) -> Iterator[frozenset[int]]:
-        lowest = min(self._rungs, key=lambda p: p.peak)
+        room = self._room or Room(0, 0)
+        lowest = min(self._rungs, key=lambda w: room.beyond(w.peak, w.kept))
         if self._room is not None:
             for _ in range(GUESSES):
                 found = next(filter(self._fits, self._rungs), None)
@@ -108,6 +119,6 @@ class Ways:
                     return
         yield self._judge.values(lowest.keep)
 
-    def _fits(self, played: Played) -> bool:
+    def _fits(self, choice: Weighed) -> bool:
         assert self._room is not None
-        return played.peak <= self._room.peak - self._excess and played.kept <= self._room.kept
+        return choice.peak <= self._room.peak - self._excess and choice.kept <= self._room.kept

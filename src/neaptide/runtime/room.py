@@ -19,3 +19,11 @@ class Room:
     def holds(self, peak: int, kept: int) -> bool:
         """Whether something that takes `peak` and leaves `kept` behind fits."""
         return peak <= self.peak and kept <= self.kept
+
+    def beyond(self, peak: int, kept: int) -> tuple[int, int]:
+        """How far something is from fitting: first by its peak, and where that fits by what it leaves behind.
+
+        >>> Room(100, 40).beyond(80, 50) < Room(100, 40).beyond(90, 60) < Room(100, 40).beyond(120, 30)
+        True
+        """
+        return max(peak, self.peak), kept

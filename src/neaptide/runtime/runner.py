@@ -6,7 +6,7 @@ Here is what both kinds of graph share; inference.py and training.py are the two
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ class Rung:
 
     rewrites: tuple[str, ...] = ()
     """What was put in for something else of the same meaning."""
+    _kept: dict[Dims, int] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def loops(self) -> tuple[Loop, ...]:
@@ -50,7 +51,9 @@ class Rung:
 
     def kept(self, dims: Dims) -> int:
         """Bytes that the forward leaves behind."""
-        return kept_at_turn(self.usual, dims) if self.loops else self._envelope.kept(dims)
+        if dims not in self._kept:
+            self._kept[dims] = kept_at_turn(self.usual, dims) if self.loops else self._envelope.kept(dims)
+        return self._kept[dims]
 
     @cached_property
     def reruns(self) -> int:

@@ -15,7 +15,7 @@ from neaptide.budget import Budget, parse_budget
 from neaptide.emit import Emitted
 from neaptide.errors import BudgetError, InputError
 from neaptide.graph import Graph, Input
-from neaptide.memory import timeline
+from neaptide.memory import lent_at, timeline
 from neaptide.plans import Plan
 from neaptide.report import format_bytes
 from neaptide.runtime.compose import make_plan
@@ -60,7 +60,6 @@ class Session:
         self.ledger = Ledger(modules, optimizer, reserve)
         self.stats = Stats()
         self.units: list[Unit] = []
-        self.recent: list[Unit] = []
         self.fixed_sizes = False
         self.run: Callable[[Emitted, list[Any]], Sequence[Any]] = run
         self._turned = False
@@ -88,12 +87,16 @@ class Session:
     def called(self, unit: Unit) -> None:
         """A graph is about to run. A step begins anew where all that was saved has been consumed, or a graph recurs."""
         self.stats.calls += 1
-        consumed = self._turned and not self.ledger.saved
-        if consumed or (not unit.graph.trains and unit in self.recent):
+        again = any(each is unit for each, _ in self._calls)
+        nothing_saved = (again or self._turned) and not self.ledger.saved
+        if nothing_saved or (again and not unit.graph.trains):
             self.begin_step()
         self._calls.append((unit, unit.last))
-        if unit not in self.recent:
-            self.recent.append(unit)
+
+    @property
+    def recent(self) -> list[Unit]:
+        """The graphs that this step has called so far."""
+        return list(dict.fromkeys(unit for unit, _ in self._calls))
 
     @property
     def informed(self) -> bool:
@@ -110,7 +113,6 @@ class Session:
             self._sequence = list(self._calls)
         self._turned = False
         self._calls.clear()
-        self.recent.clear()
 
     def replan(self, budget: Budget) -> None:
         """Go on with another budget."""
@@ -196,11 +198,9 @@ class Session:
 
     def base(self, unit: Unit, dims: Dims) -> int:
         """Bytes that are there before a graph runs: resident, saved by earlier graphs, and its own inputs."""
-        line = timeline(unit.rungs[0].usual, dims)
-        given = sum(life.bytes for life in line.lives if life.kind == "input")
         resident = self.ledger.resident()
-        if not any(r.kind in ("parameter", "buffer") for r in resident):
-            given += sum(life.bytes for life in line.lives if life.kind in ("parameter", "buffer"))
+        owned = any(r.kind in ("parameter", "buffer") for r in resident)
+        given = lent_at(unit.graph, dims, ("input",) if owned else ("input", "parameter", "buffer"))
         return sum(r.bytes for r in resident) + self.ledger.saved + given
 
     def _no(self, unit: Unit, rung: Rung, dims: Dims, smallest: int) -> BudgetError:

@@ -41,7 +41,6 @@ class Training(Unit):
         self._absent = usually_absent(graph)
         self._changing = graph.mutated
         self._latest: dict[Dims, Hashable] = {}
-        self._left: dict[tuple[int, Dims], int] = {}
         self._tight: dict[frozenset[int], Rung] = {}
         self._searches: dict[tuple[frozenset[int], frozenset[int]], Recomputing] = {}
         programs = [write_in_place(recompute(graph, keep, graph.mutated)) for keep in keeps.values()]
@@ -86,25 +85,19 @@ class Training(Unit):
             self._latest[dims] = (dims, ledger.saved, ledger.accumulates, self.session.informed)
         return self._latest.get(dims, dims)
 
-    def _kept(self, rung: Rung) -> int:
-        key = (rung.number, self.last)
-        if key not in self._left:
-            self._left[key] = rung.kept(self.last)
-        return self._left[key]
-
     def tighter(self, dims: Dims, room: Room | None) -> Rung | None:
         if not self.session.bounded:
             return None
         ways = self._search.ways(dims, room)
-        found = None
+        tried = []
         for keep in ways:
             rung = self._keeping(keep)
             if room is not None and room.holds(rung.peak(dims), rung.kept(dims)):
                 return rung
             ways.told(rung.peak(dims))
-            if found is None or rung.peak(dims) < found.peak(dims):
-                found = rung
-        return found
+            tried.append(rung)
+        target = room or Room(0, 0)
+        return min(tried, key=lambda rung: target.beyond(rung.peak(dims), rung.kept(dims)))
 
     def least(self, dims: Dims, last: bool) -> Room:
         return self._search.least(dims, last) if self.session.bounded else super().least(dims, last)
@@ -145,7 +138,7 @@ class Training(Unit):
         header = torch.empty(rung.number + 1, 0, *self.last)
         if versions is not None:
             header.neaptide_versions = versions  # type: ignore[attr-defined]
-        self.session.ledger.save(header, self._kept(rung))
+        self.session.ledger.save(header, rung.kept(self.last))
         results.insert(len(self.graph.outputs), header)
         return results
 

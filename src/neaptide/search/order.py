@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from neaptide.allocator import allocated
 from neaptide.apply.inplace import overwritable
 from neaptide.graph import Graph
+from neaptide.memory import sizes_at
 
 WIDTH = 24
 """How many ways are kept."""
 LOOKS = 50_000
+"""How many next ops are looked at before the search is given up."""
 GAIN = 0.99
 """An order is worth having if it takes this much of the traced one's peak or less."""
-SMALL = 4
-LARGE = 4
+AROUND = (0.25, 4.0)
+"""At these multiples of the size it was found at, an order must not be worse than the traced one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +46,7 @@ class Orders:
         """For each op, those that must come before it, as bits."""
         self.reads: list[tuple[int, ...]] = []
         self.makes: list[tuple[int, ...]] = []
-        self.over = [self._over(i) for i in range(count)]
+        self.over = [self._storage(overwritable(graph, i, self._storage)) for i in range(count)]
         self.next: list[list[int]] = [[] for _ in range(count)]
         lent = {graph.values[v].storage for v in (*graph.inputs, *graph.constants)}
         self.users: dict[int, int] = {}
@@ -64,13 +65,8 @@ class Orders:
             if storage is not None:
                 self.users[storage] = -1
 
-    def _over(self, index: int) -> int | None:
-        first = overwritable(self.graph, index)
-        if first is None:
-            return None
-        values = self.graph.values
-        homes = [values[v].storage for v in self.graph.ops[index].inputs]
-        return values[first].storage if homes.count(values[first].storage) == 1 else None
+    def _storage(self, value: int | None) -> int | None:
+        return None if value is None else self.graph.values[value].storage
 
     def _link(self) -> None:
         """Who must come before whom: makers, writers and readers of one memory, and all that has effects of its own."""
@@ -101,10 +97,8 @@ class Orders:
 
     def bytes_at(self, dims: Sequence[int]) -> tuple[list[int], list[int]]:
         """The bytes of storages and of workspaces."""
-        graph = self.graph
-        sizes = [allocated(n, graph.device) for n in graph.sizes.evaluate(dims)]
-        held = [sizes[s.size] if s.device == graph.device else 0 for s in graph.storages]
-        return held, [sizes[op.workspace] for op in graph.ops]
+        sizes = sizes_at(self.graph, dims)
+        return [sizes[size] for size in self.graph.held], [sizes[op.workspace] for op in self.graph.ops]
 
     def bound(self, dims: Sequence[int]) -> int:
         """No order has a lower peak."""
@@ -227,7 +221,6 @@ def better_order(graph: Graph, dims: Sequence[int]) -> tuple[int, ...] | None:
     found = orders.lowest(dims, bound)
     if found is None:
         return None
-    around = [dims, [max(d // SMALL, 2) for d in dims], [d * LARGE for d in dims]]
-    peaks = [(orders.peak(found, at), orders.peak(traced, at)) for at in around]
-    good = peaks[0][0] <= GAIN * before and all(new <= old for new, old in peaks)
-    return tuple(found) if good else None
+    around = filter(None, (graph.sizes.around(dims, times) for times in AROUND))
+    worse = any(orders.peak(found, at) > orders.peak(traced, at) for at in around)
+    return None if worse or orders.peak(found, dims) > GAIN * before else tuple(found)

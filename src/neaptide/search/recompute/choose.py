@@ -13,7 +13,8 @@ from functools import cached_property
 import numpy as np
 
 from neaptide.search.recompute.cut import Cutter
-from neaptide.search.recompute.judge import Played, Scene, Storages
+from neaptide.search.recompute.replay import Storages
+from neaptide.search.recompute.scene import Played, Scene
 
 TRIES = 20
 UNDONE = 24
@@ -110,7 +111,7 @@ class Chooser:
             need = needs.get(storage, forward)
             keeping[storage] = scene.bytes[storage] * float(paid[need] - paid[min(scene.judge.ends[storage], need)])
             running[judge.op[storage]] += scene.bytes[storage] * float(prices[min(need, len(prices) - 1)])
-        return self.cutter.cut(keeping, running, judge.unkept)
+        return self.cutter.cut(keeping, running)
 
     def _needs(self, latest: Played) -> dict[int, int]:
         """For each storage, the op of the backward that needs it first: as lately, or as read, or as what is made of it."""

@@ -13,7 +13,8 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from neaptide.search.recompute.judge import Judge, Storages
+from neaptide.search.recompute.judge import Judge
+from neaptide.search.recompute.replay import Storages
 
 WHOLE = 1 << 28
 """What all costs together are scaled to: flows are counted in 32 bits."""
@@ -54,14 +55,14 @@ class Cutter:
             todo.extend(s for s in judge.maker[storage].reads if s in judge.maker)
         return found
 
-    def cut(self, keeping: Mapping[int, float], running: Mapping[int, float], never: Storages) -> Storages:
-        """The cheapest choice, where keeping a storage and running an op again cost so much; `never` are not kept."""
+    def cut(self, keeping: Mapping[int, float], running: Mapping[int, float]) -> Storages:
+        """The cheapest choice, where keeping a storage and running an op again cost so much."""
         prices = np.zeros(len(self._edges))
-        total = sum(running.get(op, 0.0) for op in self.ops) or 1.0
+        total = sum(running[op] for op in self.ops) or 1.0
         scale = WHOLE / total
         prices[: self._first] = NEVER
         for i, s in enumerate(self.storages):
-            prices[self._first + i] = NEVER if s in never else min(keeping.get(s, 0.0) * scale, NEVER)
+            prices[self._first + i] = NEVER if s in self.judge.unkept else min(keeping[s] * scale, NEVER)
         for i, op in enumerate(self.ops):
             prices[self._second + i] = min(running[op] * scale, NEVER)
         prices[self._third :] = NEVER
