@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
@@ -17,11 +18,11 @@ from torch._ops import OpOverload
 from torch.fx.graph import CodeGen
 from torch.fx.node import map_arg
 
-from neaptide import generator
+from neaptide import away, generator
 from neaptide.graph import Graph
 from neaptide.loops import Looped, signature, write_loop
 from neaptide.ops import PART_OF, in_place_variant
-from neaptide.program import Copy, Loop, Mark, Program, Rerun, Run, Same, Step, reads
+from neaptide.program import Copy, Fetch, Loop, Mark, Program, Rerun, Run, Same, Send, Step, reads
 from neaptide.rounds import Round
 
 Piece: TypeAlias = Callable[[list[Any]], Sequence[Any]]
@@ -33,6 +34,8 @@ class Emitted:
 
     run: Piece
     module: fx.GraphModule
+    takes_store: bool = False
+    """Whether the `Store` of a call comes first among the arguments."""
 
     @property
     def source(self) -> str:
@@ -53,10 +56,12 @@ def emit_inference(program: Program) -> Emitted:
 def emit_forward(program: Program, slots: Sequence[int], marks: Sequence[int], sizes: Sequence[int]) -> Emitted:
     """The steps before the turn: the graph's inputs in; outputs, generator states, saved tensors and sizes out.
 
-    Slots and marks are what *any* plan of the graph saves; what this one does not is handed out empty.
+    Slots and marks are what *any* plan of the graph saves; what this one does not is handed out empty. Where something is sent
+    away, the `Store` that takes it comes in first, here and in the backward.
     """
     graph = program.graph
     piece = _Piece(graph)
+    piece.take_store(program)
     piece.take(graph.inputs)
     piece.read_sizes(program.steps[: program.turn])
     piece.steps(program.steps[: program.turn])
@@ -77,6 +82,7 @@ def emit_backward(program: Program, slots: Sequence[int], marks: Sequence[int], 
     """
     graph = program.graph
     piece = _Piece(graph)
+    piece.take_store(program)
     piece.dims = [piece.graph.placeholder(f"size_{symbol.name}") for symbol in graph.sizes.symbols]
     piece.take(sizes)
     for mark in marks:
@@ -115,12 +121,20 @@ class _Piece:
         self.states: dict[int, fx.Node] = {}
         self.empty: dict[int, fx.Node] = {}
         self.dims: list[fx.Node] = []
+        self.store: fx.Node | None = None
+        self.after: dict[int, int] = {}
+        """For each value that is fetched, the one that is next."""
         self.loops: dict[str, Looped] = {}
         self.named: dict[Hashable, str] = {}
 
     def take(self, values: Sequence[int]) -> None:
         for value in values:
             self.names[value] = self.graph.placeholder(self.source.values[value].name.replace(".", "_part"))
+
+    def take_store(self, program: Program) -> None:
+        if program.away:
+            self.store = self.graph.placeholder("store")
+            self.after = dict(pairwise(program.away))
 
     def read_sizes(self, steps: Sequence[Step]) -> None:
         """The free sizes, for the loops among the steps, read before any input is let go of."""
@@ -161,6 +175,12 @@ class _Piece:
                     self.states[op] = self.graph.call_function(generator.state, (self.device(op),))
                 case Copy(value):
                     self.copies[value] = self.graph.call_function(torch.ops.aten.clone.default, (self.name(value),))
+                case Send(value):
+                    self.graph.call_function(away.send, (self.store, value, self.name(value)))
+                case Fetch(value):
+                    given = (self.store, value, self.after.get(value))
+                    name = f"fetched_{self.source.values[value].name.replace('.', '_part')}"
+                    self.names[value] = self.graph.create_node("call_function", away.fetch, given, {}, name)
                 case Same(op, value):
                     self.names[self.source.ops[op].outputs[0]] = self.name(value)
                 case Loop():
@@ -230,7 +250,7 @@ class _Piece:
         self.graph.output(tuple(outputs))
         held: dict[str, Any] = {str(n.target): _held(self.source.module, n) for n in self.graph.nodes if n.op == "get_attr"}
         module = compiled(self.graph, {**held, **self.loops}, name)
-        return Emitted(module.forward, module)
+        return Emitted(module.forward, module, self.store is not None)
 
 
 def compiled(graph: fx.Graph, held: dict[str, Any], name: str) -> fx.GraphModule:

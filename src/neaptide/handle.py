@@ -19,6 +19,7 @@ from neaptide.budget import Budget, parse_budget
 from neaptide.capture import capture, capturing
 from neaptide.errors import InputError, NeaptideError
 from neaptide.plans import Plan
+from neaptide.runtime.recover import whole_step
 from neaptide.runtime.session import Session, Stats
 from neaptide.twins import modules_of
 
@@ -64,14 +65,16 @@ class Handle:
     def step(self, closure: Callable[[], T]) -> T:
         """Run one whole step (forward, backward, optimizer) and return what `closure` returns.
 
+        Where memory runs out before the optimizer begins, all is put back as it was and the step is run again, planned tighter.
+
         >>> layer = nn.Linear(2, 1, bias=False)
         >>> handle = compile(layer)
         >>> handle.step(lambda: layer(torch.ones(1, 2)).sum().backward())
         >>> layer.weight.grad
         tensor([[1., 1.]])
         """
-        self._session.begin_step()
-        return closure()
+        modules = [self._target] if isinstance(self._target, nn.Module) else modules_of(self._target)
+        return whole_step(self._session, closure, modules)
 
     def release(self) -> None:
         """Put back the call that the model had before, and forget all that was captured. May be called twice."""
@@ -151,11 +154,13 @@ def compile(
     reserve: str | int = 0,
     exact: bool = False,
     rewrite: bool = True,
+    offload: bool = True,
 ) -> Handle:
     """Let a model (in place) or a function run as planned programs inside a budget of bytes.
 
     `optimizer` is counted with its state; `reserve` is set aside for what only the caller knows. `exact=True` forbids
-    whatever may differ from eager in the last bit; `rewrite=False` forbids putting one op in for several of the same meaning.
+    whatever may differ from eager in the last bit; `rewrite=False` forbids putting one op in for several of the same meaning;
+    `offload=False` forbids writing values to an unnamed file between forward and backward.
 
     >>> layer = nn.Linear(4, 2)
     >>> handle = compile(layer, budget="1GiB")
@@ -171,7 +176,8 @@ def compile(
         raise InputError(f"optimizer takes a torch.optim.Optimizer, not {type(optimizer).__name__}")
     reserved = (parse_budget(reserve).limit or 0) if reserve else 0
     modules = modules_of(model)
-    return Handle(model, Session(parse_budget(budget, device_of(modules)), modules, optimizer, reserved, exact, rewrite))
+    limit = parse_budget(budget, device_of(modules))
+    return Handle(model, Session(limit, modules, optimizer, reserved, exact, rewrite, offload=offload))
 
 
 def device_of(modules: Sequence[nn.Module]) -> torch.device:

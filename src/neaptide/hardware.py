@@ -8,6 +8,7 @@ them nothing is timed any more.
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import time
@@ -23,7 +24,9 @@ from typing import Any
 
 import torch
 
+from neaptide import away
 from neaptide._torch import real_tensors
+from neaptide.folders import cache_folder
 
 LOOKS = 4
 """In so many processes the ops are timed; later ones take what those found."""
@@ -54,6 +57,8 @@ class Machine:
     """Getting ready a matrix that few rows are multiplied by."""
     touch: float
     """Writing to fresh memory, beside the writing itself."""
+    away: float
+    """Sending to the disk and fetching from it; infinite where there is none to send to."""
 
 
 @cache
@@ -63,7 +68,7 @@ def this_machine(device: str = "cpu") -> Machine:
     >>> this_machine().call > 0
     True
     """
-    path = _folder() / f"machine-{_key(device)}.json"
+    path = cache_folder() / f"machine-{_key(device)}.json"
     kept = _read(path)
     if kept.get("looks", 0) < LOOKS:
         with real_tensors(), torch.inference_mode():
@@ -91,6 +96,7 @@ def figures(seconds: Mapping[str, float]) -> Machine:
         stream=stream,
         fetch=max(few / (4 * 1024 * 4096), stream),
         touch=max(seconds["touch"] / LARGE - stream, 0.0),
+        away=seconds["away"] / LARGE,
     )
 
 
@@ -123,7 +129,9 @@ def time_probes(device: str) -> dict[str, float]:
         "touch": lambda: torch.empty(LARGE, dtype=torch.uint8, device=device).fill_(1),
     }
     wait = (lambda: None) if device == "cpu" else torch.accelerator.synchronize
-    return {name: _usual(probe, wait) for name, probe in probes.items()}
+    found = {name: _usual(probe, wait) for name, probe in probes.items()}
+    can_send = device == "cpu" and away.place() is not None
+    return {**found, "away": _usual(lambda: away.there_and_back(LARGE), wait) if can_send else math.inf}
 
 
 def _usual(call: Callable[[], Any], wait: Callable[[], None]) -> float:
@@ -148,18 +156,10 @@ def _merged(kept: Mapping[str, Any], found: Mapping[str, float]) -> dict[str, An
     }
 
 
-def _folder() -> Path:
-    """Where figures are kept: `NEAPTIDE_CACHE`, or the user's folder for such things."""
-    own = os.environ.get("NEAPTIDE_CACHE")
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "neaptide"
-
-
 def _key(device: str) -> str:
     """What the figures depend on."""
     name = _processor() if device == "cpu" else str(torch.accelerator.current_device_index())
-    facts = (device, name, torch.__version__, torch.get_num_threads())
+    facts = (device, name, torch.__version__, torch.get_num_threads(), str(away.place()))
     return sha256(repr(facts).encode()).hexdigest()[:16]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from neaptide.graph import Op
-from neaptide.program import Copy, Drop, Loop, Mark, Program, Rerun, Run, Same, Step, Turn
+from neaptide.program import Copy, Drop, Fetch, Loop, Mark, Program, Rerun, Run, Same, Send, Step, Turn
 
 
 class Instances:
@@ -60,7 +60,13 @@ class Instances:
                 return self.enter(self.tangents), None
             case Loop():
                 return self._loop(step), None
-            case Mark():
+            case Fetch(value):
+                storage = self.graph.values[value].storage
+                assert storage is not None
+                home = self._new(storage)
+                self._join(value, home)
+                return (home,), None
+            case Mark() | Send():
                 return (), None
 
     def _run(self, op: Op, onto: int | None) -> tuple[int, ...]:

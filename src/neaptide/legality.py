@@ -8,7 +8,7 @@ from neaptide.axes import Flow
 from neaptide.errors import NeaptideError
 from neaptide.graph import Graph
 from neaptide.instances import Instances
-from neaptide.program import Copy, Drop, Loop, Mark, Part, Program, Rerun, Run, Same, Step, Turn, reads
+from neaptide.program import Copy, Drop, Fetch, Loop, Mark, Part, Program, Rerun, Run, Same, Send, Step, Turn, reads
 
 
 class ProgramError(NeaptideError):
@@ -30,6 +30,7 @@ def _violations(program: Program) -> Iterator[tuple[Step | None, str]]:
     handed = program.handed
     stale: set[int] = set()
     marked: set[int] = set()
+    sent: set[int] = set()
     for step in program.steps:
         match step:
             case Run(index, onto) | Rerun(index, onto):
@@ -62,6 +63,16 @@ def _violations(program: Program) -> Iterator[tuple[Step | None, str]]:
             case Copy(value):
                 if value not in memory.home or value in stale:
                     yield step, "is not there to copy"
+            case Send(value):
+                if value not in memory.home or value in stale:
+                    yield step, "is not there to send"
+                sent.add(value)
+            case Fetch(value):
+                if value not in sent:
+                    yield step, "was not sent away"
+                if value in memory.home:
+                    yield step, "is there already"
+                stale.discard(value)
             case Same(_, value):
                 if value not in memory.home or value in stale:
                     yield step, f"{names[value]} is not there"

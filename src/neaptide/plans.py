@@ -55,16 +55,19 @@ class GraphPlan:
     rewrites: tuple[str, ...] = ()
     regions: tuple[RegionPlan, ...] = ()
     seconds: float = 0.0
+    sent: int = 0
+    """Bytes that are sent away between forward and backward."""
 
     def __str__(self) -> str:
         from neaptide.report import format_bytes
 
         at = ", ".join(f"{name}={size}" for name, size in self.sizes.items()) or "fixed sizes"
         again = f"recomputes {self.reruns} ops ({self.recompute})" if self.reruns else "recomputes nothing"
+        away = f"sends {format_bytes(self.sent)} away, " if self.sent else ""
         parts = f"{len(self.regions)} regions in parts, " if self.regions else ""
         return (
             f"{self.name} at {at}: {self.ops} ops, {self.in_place} in place, {parts}{again}, "
-            f"saves {format_bytes(self.saved)}, takes {format_bytes(self.peak)}"
+            f"saves {format_bytes(self.saved)}, {away}takes {format_bytes(self.peak)}"
         )
 
 

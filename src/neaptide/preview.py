@@ -39,6 +39,7 @@ def plan(
     loss: Loss | None = None,
     exact: bool = False,
     rewrite: bool = True,
+    offload: bool = True,
 ) -> Plan:
     """The plan that `compile(model, budget)` would make for these inputs, with nothing executed or changed.
 
@@ -53,7 +54,8 @@ def plan(
         raise InputError(f"plan takes a torch.nn.Module or a function, not {type(model).__name__}")
     with fake_twins(model, inputs, _WatchedMode) as twins, twins.mode:
         stepper = twin_optimizer(optimizer, twins.twin) if train and optimizer is not None else None
-        session = Session(Budget(), twins.modules, stepper, exact=exact, rewrite=rewrite, bounded=budget is not None)
+        allowed = {"exact": exact, "rewrite": rewrite, "offload": offload}
+        session = Session(Budget(), twins.modules, stepper, bounded=budget is not None, **allowed)
         handle = Handle(model, session)
         call = model if isinstance(model, torch.nn.Module) else handle
         try:

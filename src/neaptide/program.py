@@ -56,6 +56,20 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
+class Send:
+    """Bring a value away, for the backward: its memory need not wait."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Have a value back that was sent away."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
 class Same:
     """An op with nothing to do: its result is a value that is there already."""
 
@@ -103,7 +117,7 @@ class Loop:
         return tuple(step for step in self.body if isinstance(step, Part))
 
 
-Step: TypeAlias = Run | Rerun | Drop | Mark | Copy | Same | Turn | Loop
+Step: TypeAlias = Run | Rerun | Drop | Mark | Copy | Send | Fetch | Same | Turn | Loop
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +161,7 @@ class Program:
         made = set(self.graph.tangents) | set(self.graph.constants)
         taken: dict[int, None] = {}
         for step in self.steps[self.turn :]:
-            if isinstance(step, (Run, Rerun, Same, Loop)):
+            if isinstance(step, (Run, Rerun, Fetch, Same, Loop)):
                 taken.update(dict.fromkeys(v for v in reads(self.graph, step) if v not in made))
                 made.update(makes(self.graph, step))
         taken.update(dict.fromkeys(v for v in self.gradients if v is not None and v not in made))
@@ -157,6 +171,11 @@ class Program:
     def marks(self) -> tuple[int, ...]:
         """The random ops whose generator state the forward notes."""
         return tuple(step.op for step in self.steps if isinstance(step, Mark))
+
+    @cached_property
+    def away(self) -> tuple[int, ...]:
+        """The values that the backward has back from where they were sent, in that order."""
+        return tuple(step.value for step in self.steps if isinstance(step, Fetch))
 
     @cached_property
     def copies(self) -> frozenset[int]:
@@ -183,6 +202,10 @@ class Program:
                 return f"mark the generator before {ops[op].name}"
             case Copy(value):
                 return f"copy {values[value].name}"
+            case Send(value):
+                return f"send {values[value].name} away"
+            case Fetch(value):
+                return f"fetch {values[value].name}"
             case Same(op, value):
                 return f"take {values[value].name} for {ops[op].name}"
             case Turn():
@@ -198,7 +221,7 @@ def reads(graph: Graph, step: Step) -> tuple[int, ...]:
     match step:
         case Run(op) | Rerun(op):
             return graph.ops[op].inputs
-        case Same(_, value) | Copy(value):
+        case Same(_, value) | Copy(value) | Send(value):
             return (value,)
         case Loop():
             return reads_of_parts(graph, step.parts)
@@ -217,6 +240,8 @@ def makes(graph: Graph, step: Step) -> tuple[int, ...]:
     match step:
         case Run(op) | Rerun(op) | Same(op):
             return graph.ops[op].outputs
+        case Fetch(value):
+            return (value,)
         case Loop():
             return tuple(made.value for made in step.made)
         case _:
@@ -253,7 +278,7 @@ def with_drops(
     drops: dict[int, list[int]] = {}
     owned: set[int] = set()
     for position, step in enumerate(steps):
-        if isinstance(step, (Run, Rerun, Same, Loop)):
+        if isinstance(step, (Run, Rerun, Send, Fetch, Same, Loop)):
             for value in reads(graph, step):
                 if value in owned:
                     last[value] = position

@@ -16,7 +16,7 @@ import torch
 from neaptide.axes import Axis, Flow
 from neaptide.graph import Graph
 from neaptide.hardware import Machine, this_machine
-from neaptide.program import Loop, Program, Rerun, Run
+from neaptide.program import Fetch, Loop, Program, Rerun, Run
 from neaptide.shapes import Concrete, rows_of, shapes_of
 from neaptide.workspaces import Spec
 
@@ -52,6 +52,9 @@ def seconds(program: Program, dims: Sequence[int], machine: Machine | None = Non
             total += whole(cost(shapes, step.op, machine), machine, fresh=step.onto is None)
         elif isinstance(step, Loop):
             total += looped(shapes, step, machine)
+        elif isinstance(step, Fetch):
+            spec = shapes.spec(step.value)
+            total += spec.nbytes * machine.away if spec is not None else 0.0
     return total
 
 

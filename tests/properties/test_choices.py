@@ -13,7 +13,7 @@ from torch import nn
 from neaptide.apply import recompute, usually_absent, without, write_in_place
 from neaptide.hardware import this_machine
 from neaptide.memory import envelope
-from neaptide.search.recompute import Chooser, Cutter, Judge, Scene, keep_all
+from neaptide.search.recompute import Choice, Chooser, Cutter, Judge, Scene, keep_all
 from neaptide.search.recompute.replay import Storages
 from tests.properties.test_recompute import Block, Conv, captured
 
@@ -33,9 +33,10 @@ def test_the_replay_of_a_choice_says_what_the_timeline_says(kind: type[nn.Module
     absent = frozenset(data.draw(st.sets(st.sampled_from(graph.tangents), max_size=len(graph.tangents) - 1)))
     judge = Judge(graph, absent, graph.mutated)
     keep = frozenset(data.draw(st.sets(st.sampled_from(Cutter(judge).storages))))
-    program = recompute(graph, judge.values(keep), graph.mutated)
+    away = frozenset(data.draw(st.sets(st.sampled_from(Cutter(judge).storages)))) - keep
+    program = recompute(graph, judge.values(keep), graph.mutated, judge.values(away))
     program = write_in_place(without(program, absent) if absent else program)
-    assert Scene(judge, dims, this_machine("cpu")).play(keep).peak == envelope(program).peak(dims)
+    assert Scene(judge, dims, this_machine("cpu")).play(Choice(keep, away)).peak == envelope(program).peak(dims)
 
 
 @pytest.mark.parametrize("kind", [Block, Conv])
@@ -60,7 +61,7 @@ def every_choice(at: Scene) -> list[tuple[int, float]]:
     chosen = [s for s in Cutter(at.judge).storages if at.bytes[s] > max(at.bytes) / 32]
     small = frozenset(Cutter(at.judge).storages) - set(chosen)
     kept: list[tuple[int, float]] = []
-    played = (at.play(small | frozenset(each)) for each in subsets(chosen[:11]))
+    played = (at.play(Choice(small | frozenset(each))) for each in subsets(chosen[:11]))
     for peak, seconds in sorted(((p.peak, p.seconds) for p in played), key=lambda found: (found[1], found[0])):
         if not kept or peak < kept[-1][0]:
             kept.append((peak, seconds))
@@ -75,5 +76,5 @@ def test_what_is_kept_by_eager_is_what_the_replay_begins_with() -> None:
     graph, _, dims = captured(Block, (2, 70))
     judge = Judge(graph, usually_absent(graph), graph.mutated)
     at = Scene(judge, dims, this_machine("cpu"))
-    assert at.play(judge.storages(keep_all(graph))).seconds == 0
-    assert at.play(judge.storages(keep_all(graph))).peak == at.play(judge.wanted).peak
+    assert at.play(Choice(judge.storages(keep_all(graph)))).seconds == 0
+    assert at.play(Choice(judge.storages(keep_all(graph)))).peak == at.play(Choice(judge.wanted)).peak

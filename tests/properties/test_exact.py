@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from neaptide.search.exact import optimum
-from neaptide.search.recompute import Chooser, Cutter
+from neaptide.search.recompute import Choice, Chooser, Cutter
 from tests.properties.test_choices import every_choice, scene
 from tests.properties.test_recompute import Block, Conv
 
@@ -26,13 +26,13 @@ def test_no_choice_beats_the_oracle(kind: type[nn.Module]) -> None:
         assert found is not None
         fastest = min(seconds for peak, seconds in best if peak <= target)
         assert found.seconds <= fastest * (1 + 1e-3)
-        kept = at.play(found.keep)
+        kept = at.play(Choice(found.keep))
         assert kept.peak > target or found.seconds <= kept.seconds * (1 + 1e-3)
 
 
 def test_no_budget_no_recomputation_and_none_below_what_is_needed() -> None:
     at = scene(Conv, (9, 17))
-    everything = at.play(at.judge.wanted)
+    everything = at.play(Choice(at.judge.wanted))
     found = optimum(at, everything.peak)
     assert found is not None
     assert found.seconds == 0
@@ -44,7 +44,7 @@ def test_what_is_chosen_is_nearly_as_fast_as_the_oracle() -> None:
     for kind in (Block, Conv):
         at = scene(kind, (9, 17))
         chooser = Chooser(at, Cutter(at.judge), [])
-        top, bottom = at.play(at.judge.wanted).peak, chooser.lowest().peak
+        top, bottom = at.play(Choice(at.judge.wanted)).peak, chooser.lowest().peak
         for share in SHARES:
             target = int(bottom + share * (top - bottom))
             found, best = chooser.fastest(target), optimum(at, target)

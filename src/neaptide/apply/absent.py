@@ -13,7 +13,7 @@ import torch
 
 from neaptide.graph import Graph, spec_of
 from neaptide.legality import check
-from neaptide.program import Drop, Program, Rerun, Run, Same, Step, reads, with_drops
+from neaptide.program import Drop, Fetch, Program, Rerun, Run, Same, Step, makes, reads, with_drops
 
 ADD = torch.ops.aten.add.Tensor
 
@@ -21,7 +21,7 @@ ADD = torch.ops.aten.add.Tensor
 def without(program: Program, absent: Collection[int]) -> Program:
     """The program for when the tangents `absent` are not given."""
     graph = program.graph
-    zero = _zeros(graph, frozenset(absent))
+    zero = zeros(graph, frozenset(absent))
     kept: list[Step] = []
     for step in program.steps:
         if isinstance(step, Drop):
@@ -32,7 +32,7 @@ def without(program: Program, absent: Collection[int]) -> Program:
             outputs = graph.ops[step.op].outputs
             if outputs and all(v in zero for v in outputs):
                 continue
-            other = _other_summand(graph, step.op, zero)
+            other = other_summand(graph, step.op, zero)
             if other is not None:
                 step = Same(step.op, other)
         kept.append(step)
@@ -46,7 +46,7 @@ def usually_absent(graph: Graph) -> frozenset[int]:
     return frozenset(v for v in graph.tangents if v not in scalars) if scalars else frozenset()
 
 
-def _zeros(graph: Graph, absent: frozenset[int]) -> set[int]:
+def zeros(graph: Graph, absent: frozenset[int]) -> set[int]:
     """The values that are zero and need not be made.
 
     An op that needs a zero beside other tangents, and is not a plain sum, needs it made: then it is no longer among these.
@@ -63,7 +63,7 @@ def _zeros(graph: Graph, absent: frozenset[int]) -> set[int]:
             zeros = [v for v in back if v in zero]
             if back and len(zeros) == len(back) and not op.once and not needed & set(op.outputs):
                 zero.update(op.outputs)
-            elif zeros and _other_summand(graph, index, zero) is None:
+            elif zeros and other_summand(graph, index, zero) is None:
                 wanted.update(zeros)
         if not wanted:
             return zero
@@ -82,7 +82,7 @@ def _makers(graph: Graph, values: set[int], flowing: set[int]) -> set[int]:
     return found
 
 
-def _other_summand(graph: Graph, index: int, zero: set[int]) -> int | None:
+def other_summand(graph: Graph, index: int, zero: set[int]) -> int | None:
     """If op `index` adds a zero to something of the result's own shape, that something."""
     op = graph.ops[index]
     if op.target is not ADD or len(op.inputs) != 2 or op.node.kwargs.get("alpha", 1) != 1:
@@ -99,7 +99,7 @@ def _needed(graph: Graph, steps: list[Step]) -> list[Step]:
     wanted = {v for v in graph.gradients if v is not None}
     kept: list[Step] = []
     for step in reversed(steps):
-        if isinstance(step, Rerun) and not any(v in wanted for v in graph.ops[step.op].outputs):
+        if isinstance(step, (Rerun, Fetch)) and not any(v in wanted for v in makes(graph, step)):
             continue
         wanted.update(reads(graph, step))
         kept.append(step)

@@ -17,7 +17,7 @@ from neaptide.graph import Graph, spec_of
 from neaptide.instances import Instances
 from neaptide.legality import check
 from neaptide.ops import can_write_onto_first
-from neaptide.program import Drop, Loop, Program, Rerun, Run, Same, Step, Turn, reads, with_drops
+from neaptide.program import Drop, Fetch, Loop, Program, Rerun, Run, Same, Send, Step, Turn, reads, with_drops
 
 COPY = torch.ops.aten.copy_.default
 
@@ -37,7 +37,7 @@ def write_in_place(program: Program) -> Program:
                 chosen = Same(step.op, there)
         state.plain.follow(step)
         fresh, _ = state.merged.follow(chosen)
-        if isinstance(chosen, (Run, Rerun, Loop)):
+        if isinstance(chosen, (Run, Rerun, Fetch, Loop)):
             state.ours.update(fresh)
         elif isinstance(chosen, Turn):  # what the forward saved may be read by a second backward
             state.ours.clear()
@@ -117,7 +117,7 @@ def _last_reads(program: Program) -> dict[int, int]:
             overwrites = op.writes[0] if op.target is COPY else None
             read = {memory.home[v] for v in op.inputs if v != overwrites}
             last.update((home, position) for home in read if home is not None)
-        elif isinstance(step, (Same, Loop)):
+        elif isinstance(step, (Send, Same, Loop)):
             homes = (memory.home[v] for v in reads(graph, step))
             last.update((home, position) for home in homes if home is not None)
         memory.follow(step)

@@ -1,7 +1,8 @@
-"""Recompute = `Drop` + `Rerun`: which values cross the turn from forward to backward, and how the others come back.
+"""Recompute = `Drop` + `Rerun`, offload = `Send` + `Fetch`: which values cross the turn, and how the others come back.
 
-In: a graph and the values to keep. Out: a program. What the backward needs and was not kept is run again just before
-its first use, from what was kept, as late as possible; a random op is run again from its marked generator state.
+In: a graph, the values to keep and those to send away. Out: a program. What is sent away goes as soon as it is made, and is
+fetched just before its first use in the backward. What the backward needs and was neither kept nor sent is run again just
+before its first use, as late as possible; a random op is run again from its marked generator state.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Collection
 
 from neaptide.graph import Graph
 from neaptide.legality import check
-from neaptide.program import Copy, Mark, Program, Rerun, Run, Step, Turn, with_drops
+from neaptide.program import Copy, Fetch, Mark, Program, Rerun, Run, Send, Step, Turn, with_drops
 
 
 def straight(graph: Graph) -> Program:
@@ -24,26 +25,29 @@ def unpruned(graph: Graph) -> Program:
     return with_drops(graph, [Run(index) for index in range(len(graph.ops))])
 
 
-def recompute(graph: Graph, keep: Collection[int], changing: Collection[int] = ()) -> Program:
-    """A training program in which the backward has of the forward only the values `keep` (and what cannot be redone).
+def recompute(graph: Graph, keep: Collection[int], changing: Collection[int] = (), away: Collection[int] = ()) -> Program:
+    """A training program in which the backward has of the forward only the values `keep` (and what cannot be redone), and
+    those that were sent `away`.
 
     Inputs in `changing` may be overwritten before the backward runs: where it needs one, a copy is kept.
     """
     backward = [i for i, op in enumerate(graph.ops) if op.phase == "backward"]
-    after, taken = _backward(graph, backward, frozenset(keep))
+    after, taken = _backward(graph, backward, frozenset(keep), frozenset(away))
+    sent = {step.value for step in after if isinstance(step, Fetch)}
     copies = [v for v in graph.inputs if v in taken and v in set(changing)]
     again = {step.op for step in after if isinstance(step, Rerun) and graph.ops[step.op].random}
     forward = [i for i, op in enumerate(graph.ops) if op.phase == "forward"]
     before: list[Step] = [Copy(v) for v in copies]
-    for index in _needed(graph, taken, forward):
+    for index in _needed(graph, taken | sent, forward):
         if index in again:
             before.append(Mark(index))
         before.append(Run(index))
+        before.extend(Send(v) for v in graph.ops[index].outputs if v in sent)
     return check(with_drops(graph, [*before, Turn(), *after]))
 
 
-def _backward(graph: Graph, ops: list[int], keep: frozenset[int]) -> tuple[list[Step], set[int]]:
-    """The steps of the backward, with what must come back run again before its first use; and the values taken over."""
+def _backward(graph: Graph, ops: list[int], keep: frozenset[int], away: frozenset[int]) -> tuple[list[Step], set[int]]:
+    """The steps of the backward, with what must come back fetched or run again before its first use; and the values kept."""
     given = {*graph.tangents, *graph.constants}
     outputs = {v for v in graph.outputs if v is not None}
     there = set(given)
@@ -59,6 +63,9 @@ def _backward(graph: Graph, ops: list[int], keep: frozenset[int]) -> tuple[list[
                 todo.pop()
             elif maker is None or wanted in keep or wanted in outputs or graph.ops[maker].once:
                 taken.add(wanted)
+                there.add(todo.pop())
+            elif wanted in away:
+                steps.append(Fetch(wanted))
                 there.add(todo.pop())
             else:
                 missing = [v for v in graph.ops[maker].inputs if v not in there]

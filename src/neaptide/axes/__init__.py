@@ -9,6 +9,7 @@ has none and stays whole; a rule yields only what holds at every size.
     factories.py     shapes and positions         norms.py         what is not normalised over
     views.py         other shapes                 reductions.py    along a dim
     slices.py        pieces                       indexing.py      by index
+    losses.py        over classes
 """
 
 from neaptide.axes import (
@@ -16,6 +17,7 @@ from neaptide.axes import (
     convolution,
     factories,
     indexing,
+    losses,
     matrix,
     norms,
     parts,
@@ -52,6 +54,7 @@ __all__ = [
     "flows",
     "indexing",
     "is_listed",
+    "losses",
     "matrix",
     "norms",
     "parts",

@@ -9,6 +9,8 @@ In: an fx graph that AOTAutograd traced for inference, whose nodes carry fake te
     masks.py       what is added to scores and what is taken out of them, as one mask
     last.py        a slice is taken before what it is a slice of is computed
     known.py       sizes that are known without making what has them
+    losses.py      in a joint graph, a loss over classes that can be made row by row
+    copies.py      a copy to be changed
     fakes.py       fake tensors for new nodes, and anew for those behind them
     forms.py       what can be told of nodes from their shapes
 
@@ -22,6 +24,7 @@ from torch import fx
 
 from neaptide.rewrite.attention import fuse_attention
 from neaptide.rewrite.causal import drop_known_masks
+from neaptide.rewrite.copies import copied_module
 from neaptide.rewrite.fakes import sweep
 from neaptide.rewrite.known import take_known_sizes
 from neaptide.rewrite.last import narrow_early
@@ -32,18 +35,9 @@ __all__ = ["fuse_attention", "fuse_linear", "fuse_matmul", "narrow_early", "rewr
 
 def rewritten(module: fx.GraphModule) -> tuple[fx.GraphModule, tuple[str, ...]]:
     """A copy of a graph with attention fused and slices taken early, and what was done; nothing, where nothing was found."""
-    copy = _copied(module)
+    copy = copied_module(module)
     done = (*fuse_attention(copy), *narrow_early(copy), *drop_known_masks(copy))
     if done:
         take_known_sizes(copy)
         sweep(copy)
     return copy, done
-
-
-def _copied(module: fx.GraphModule) -> fx.GraphModule:
-    """The same nodes under the same names, with the same fakes in a meta of their own."""
-    graph = fx.Graph()
-    taken: dict[fx.Node, fx.Node] = {}
-    for node in module.graph.nodes:
-        taken[node] = graph.node_copy(node, taken.__getitem__)
-    return fx.GraphModule(module, graph)

@@ -178,4 +178,11 @@ def _graph_plan(unit: Unit, rung: Rung, dims: Dims) -> GraphPlan:
         rung.rewrites,
         tuple(_region_plan(graph, loop, dims) for loop in rung.loops),
         seconds(rung.usual, dims),
+        _sent(rung, dims),
     )
+
+
+def _sent(rung: Rung, dims: Dims) -> int:
+    """Bytes that a rung sends away."""
+    shapes = shapes_of(rung.usual.graph).at(dims) if rung.usual.away else None
+    return sum(spec.nbytes for v in rung.usual.away if shapes and (spec := shapes.spec(v)))

@@ -11,6 +11,7 @@ from neaptide.emit import Emitted, emit_inference
 from neaptide.graph import Graph, Input
 from neaptide.program import Program
 from neaptide.rewrite import rewritten
+from neaptide.runtime import recover
 from neaptide.runtime.chunking import Chunking
 from neaptide.runtime.room import Room
 from neaptide.runtime.runner import Dims, Rung, Unit, memories
@@ -33,6 +34,7 @@ class Inference(Unit):
         self._is_reordered = False
         self._made: dict[object, Rung] = {}
         self._pieces: dict[int, Emitted] = {}
+        self._random = tuple({graph.device for op in graph.ops if op.random})
 
     def tighter(self, dims: Dims, room: Room | None) -> Rung | None:
         limit = None if room is None else room.peak
@@ -94,6 +96,11 @@ class Inference(Unit):
         return self._made[key]
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
+        if self.graph.mutated:  # what is half overwritten cannot be tried again
+            return self._run(args)
+        return recover.forward(self.session, self._run, args, self._random)
+
+    def _run(self, args: list[Any]) -> Sequence[Any]:
         rung = self.rung(args)
         piece = self._pieces.get(rung.number)
         if piece is None:

@@ -28,12 +28,13 @@ from neaptide.runtime.training import Training
 
 @dataclass
 class Stats:
-    """What happened so far: graphs captured, calls, plans made and the seconds that took."""
+    """What happened so far: graphs captured, calls, plans made and the seconds that took, and times that memory ran out."""
 
     captures: int = 0
     calls: int = 0
     plans: int = 0
     planning_seconds: float = 0.0
+    recoveries: int = 0
 
 
 def run(piece: Emitted, args: list[Any]) -> Sequence[Any]:
@@ -53,8 +54,9 @@ class Session:
         exact: bool = False,
         rewrite: bool = True,
         bounded: bool = False,
+        offload: bool = True,
     ) -> None:
-        self.budget, self.exact, self.rewrite = budget, exact, rewrite
+        self.budget, self.exact, self.rewrite, self.offload = budget, exact, rewrite, offload
         self.bounded = bounded or budget.smallest or budget.limit is not None
         """Whether there is, or will be, a budget."""
         self.ledger = Ledger(modules, optimizer, reserve)
@@ -63,6 +65,8 @@ class Session:
         self.fixed_sizes = False
         self.run: Callable[[Emitted, list[Any]], Sequence[Any]] = run
         self._turned = False
+        self._margin = 0
+        """Bytes of the budget that turned out not to be there."""
         self._calls: list[tuple[Unit, Dims]] = []
         self._sequence: list[tuple[Unit, Dims]] | None = None
         """The calls of this step so far, and those of the last whole step that trained; None before the first."""
@@ -121,6 +125,23 @@ class Session:
             unit.forget()
         self.begin_step()
 
+    def tighten(self) -> bool:
+        """Memory ran out: from here on plan for less than what was planned just now, or as little as can be. False where there
+        is no budget to tighten, or nothing was planned; a `BudgetError` where as little as can be was planned already."""
+        if self.budget.limit is None or not self._calls:
+            return False
+        resident = self.ledger.resident()
+        there = sum(r.bytes for r in resident)
+        planned = make_plan(self, resident).peak - there
+        margin = self.budget.limit - there - int(planned * TIGHTER)
+        if margin <= self._margin:
+            unit, dims = self._calls[-1]
+            raise self._no(unit, unit.current or unit.rungs[-1], dims, there + planned)
+        self._margin = margin
+        self.replan(self.budget)
+        self.stats.recoveries += 1
+        return True
+
     def plan(self) -> Plan:
         """How the latest calls ran, and what a step of them takes, with what is resident now."""
         return make_plan(self, self.ledger.resident())
@@ -152,7 +173,10 @@ class Session:
             return tighter
         if tighter is not None and tighter.peak(dims) < peaks[lowest]:
             lowest = tighter
-        raise self._no(unit, lowest, dims, self.base(unit, dims) + lowest.peak(dims))
+        smallest = self.base(unit, dims) + lowest.peak(dims)
+        if self._margin and self.budget.limit is not None and smallest <= self.budget.limit:
+            return lowest  # what ran out at one size need not at another: as little as can be is tried
+        raise self._no(unit, lowest, dims, smallest)
 
     def _room(self, unit: Unit, dims: Dims, lowest: int) -> Room:
         """What a call may take, and leave behind for those that follow it in a step.
@@ -164,7 +188,7 @@ class Session:
             return Room(room, room)
         if self.budget.limit is None:
             return Room(ANYTHING, unit.least(dims, last=False).kept)
-        room = self.budget.limit - self.base(unit, dims)
+        room = self.budget.limit - self._margin - self.base(unit, dims)
         if unit.graph.trains and not self.informed:
             return Room(room, unit.least(dims, last=False).kept)
         return Room(room, room - self._rest(unit, dims))
@@ -204,7 +228,7 @@ class Session:
         return sum(r.bytes for r in resident) + self.ledger.saved + given
 
     def _no(self, unit: Unit, rung: Rung, dims: Dims, smallest: int) -> BudgetError:
-        limit = self.budget.limit or 0
+        limit = (self.budget.limit or 0) - self._margin
         held = [h for h in timeline(rung.usual, dims).held_by if h.kind not in ("parameter", "buffer")][:3]
         holders = ", ".join(f"{h.path or h.name} ({h.kind}, {format_bytes(h.bytes)})" for h in held)
         at = ", ".join(f"{s.origin}={d}" for s, d in zip(unit.graph.sizes.symbols, dims, strict=True))
@@ -218,10 +242,12 @@ class Session:
 
 
 ANYTHING = 1 << 62
+TIGHTER = 0.9
+"""What is planned for when memory ran out, of what was planned for then beyond what is resident."""
 AS_GOOD = 1.005
 """Peaks that differ by less than this are as good as each other: no measurement tells them apart."""
 
-OPTIONS = ("budget", "reserve", "exact", "rewrite")
+OPTIONS = ("budget", "reserve", "exact", "rewrite", "offload")
 
 
 def session_for(options: Mapping[str, Any]) -> Session:
@@ -235,5 +261,5 @@ def session_for(options: Mapping[str, Any]) -> Session:
 @cache
 def _shared(options: tuple[tuple[str, Any], ...]) -> Session:
     given = dict(options)
-    budget, reserve = parse_budget(given.get("budget")), given.get("reserve", 0)
-    return Session(budget, (), None, reserve, given.get("exact", False), given.get("rewrite", True))
+    budget = parse_budget(given.pop("budget", None))
+    return Session(budget, **given)

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from neaptide._torch import autograd_context, current_backward
+from neaptide._torch import autograd_context, current_autograd_node, current_backward
 from neaptide.apply import recompute, usually_absent, without, write_in_place
+from neaptide.away import Store
 from neaptide.emit import Emitted, emit_backward, emit_forward
 from neaptide.graph import Graph, spec_of
 from neaptide.memory import Envelope, envelope
 from neaptide.program import Program
-from neaptide.runtime.recomputing import Recomputing
+from neaptide.runtime import recover
+from neaptide.runtime.recomputing import Crossing, Recomputing
 from neaptide.runtime.room import Room
 from neaptide.runtime.runner import Dims, Rung, Unit, memories
 
@@ -39,9 +41,10 @@ class Training(Unit):
         self._forwards: dict[int, Emitted] = {}
         self._backwards: dict[tuple[int, frozenset[int]], tuple[Emitted, frozenset[int]]] = {}
         self._absent = usually_absent(graph)
+        self._random = tuple({graph.device for op in graph.ops if op.random})
         self._changing = graph.mutated
         self._latest: dict[Dims, Hashable] = {}
-        self._tight: dict[frozenset[int], Rung] = {}
+        self._tight: dict[Crossing, Rung] = {}
         self._searches: dict[tuple[frozenset[int], frozenset[int]], Recomputing] = {}
         programs = [write_in_place(recompute(graph, keep, graph.mutated)) for keep in keeps.values()]
         extremes = [recompute(graph, frozenset(), graph.mutated)] if session.bounded else []
@@ -90,8 +93,8 @@ class Training(Unit):
             return None
         ways = self._search.ways(dims, room)
         tried = []
-        for keep in ways:
-            rung = self._keeping(keep)
+        for crossing in ways:
+            rung = self._letting(crossing)
             if room is not None and room.holds(rung.peak(dims), rung.kept(dims)):
                 return rung
             ways.told(rung.peak(dims))
@@ -107,21 +110,24 @@ class Training(Unit):
         about = (self._absent, self._changing)
         if about not in self._searches:
             known = next((search for (absent, _), search in self._searches.items() if absent == self._absent), None)
-            self._searches[about] = Recomputing(self.graph, self._keeps.values(), *about, known)
+            self._searches[about] = Recomputing(self.graph, self._keeps.values(), *about, known, self.session.offload)
         return self._searches[about]
 
-    def _keeping(self, keep: frozenset[int]) -> Rung:
-        """The rung that keeps these values and makes the others again."""
-        if keep not in self._tight:
-            program = write_in_place(recompute(self.graph, keep, self._changing))
-            self._tight[keep] = Rung(len(self._ever), "some", program, self._without(program, self._absent))
-            self._ever.append(self._tight[keep])
-        return self._tight[keep]
+    def _letting(self, crossing: Crossing) -> Rung:
+        """The rung that lets these values cross the turn and makes the others again."""
+        if crossing not in self._tight:
+            program = write_in_place(recompute(self.graph, crossing.keep, self._changing, crossing.away))
+            self._tight[crossing] = Rung(len(self._ever), "some", program, self._without(program, self._absent))
+            self._ever.append(self._tight[crossing])
+        return self._tight[crossing]
 
     def _without(self, program: Program, absent: frozenset[int]) -> Program:
         return write_in_place(without(program, absent)) if absent else program
 
     def forward(self, args: list[Any]) -> list[Any]:
+        return recover.forward(self.session, self._forward, args, self._random)
+
+    def _forward(self, args: list[Any]) -> list[Any]:
         self.catch_up()
         rung = self.rung(args)
         versions = self._versions(args) if self._watched else None
@@ -132,10 +138,12 @@ class Training(Unit):
         if piece is None:
             piece = emit_forward(rung.program, self.slots, self.marks, self.sizes)
             self._forwards[rung.number] = piece
+        header = torch.empty(rung.number + 1, 0, *self.last)
+        if piece.takes_store:
+            args.insert(0, _new_store(header if context is None else context))
         results = list(self.session.run(piece, args))
         if not self.handed:
             self.handed = memories(self.graph.outputs, results)
-        header = torch.empty(rung.number + 1, 0, *self.last)
         if versions is not None:
             header.neaptide_versions = versions  # type: ignore[attr-defined]
         self.session.ledger.save(header, rung.kept(self.last))
@@ -149,6 +157,7 @@ class Training(Unit):
         rung = self._ever[number - 1]
         if self._watched:
             self._settle(getattr(header, "neaptide_versions", None))
+        store = getattr(current_autograd_node(), STORE, None) or getattr(header, STORE, None)
         del header  # the ledger strikes off what this call saved when the last reference to it goes
         first = len(args) - len(self.graph.tangents)
         absent = frozenset(v for v, t in zip(self.graph.tangents, args[first:], strict=True) if t is None)
@@ -156,7 +165,7 @@ class Training(Unit):
         for position, value in enumerate(self.graph.tangents, first):
             if value in absent and value not in skipped:
                 args[position] = self._zeros(value, dims)
-        args[:0] = dims
+        args[:0] = [store, *dims] if piece.takes_store else dims
         results = self.session.run(piece, args)
         if absent != self._absent:
             self._absent = absent
@@ -194,6 +203,16 @@ class Training(Unit):
         self._watched = frozenset()
         self._changing = self.graph.mutated | changed
         self._due = [write_in_place(recompute(self.graph, keep, self._changing)) for keep in self._keeps.values()]
+
+
+STORE = "neaptide_store"
+
+
+def _new_store(owner: Any) -> Store:
+    """A store for what a call sends away. It lives as long as its owner: the context that autograd keeps for the backward."""
+    store = Store()
+    setattr(owner, STORE, store)
+    return store
 
 
 def _superset(

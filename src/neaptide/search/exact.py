@@ -17,7 +17,7 @@ from scipy.sparse import csr_array
 
 from neaptide.search.recompute.cut import Cutter
 from neaptide.search.recompute.judge import Step
-from neaptide.search.recompute.replay import Storages
+from neaptide.search.recompute.replay import Choice, Storages
 from neaptide.search.recompute.scene import Scene
 
 Sum = dict[int, float]
@@ -132,7 +132,7 @@ class _Stages:
 
     def _forward(self) -> None:
         """What is kept is there from where it would have been let go of."""
-        judge, levels = self.judge, self.scene.play(frozenset()).levels
+        judge, levels = self.judge, self.scene.play(Choice(frozenset())).levels
         kept = [(judge.ends[s] - (s in judge.taken_over), v, s) for s, v in self.there[0].items() if s in self.free]
         for now in range(len(judge.forward)):
             self._limit({v: self.scene.bytes[s] for begin, v, s in kept if begin <= now}, int(levels[now]))
@@ -140,7 +140,7 @@ class _Stages:
     def _others(self) -> tuple[list[int], list[int]]:
         """Bytes that no choice changes: before each op of the backward, and during it."""
         judge, scene = self.judge, self.scene
-        spans = scene.play(judge.wanted).replay.spans
+        spans = scene.play(Choice(judge.wanted)).replay.spans
         items = set(self.items)
         fixed = [row for row, s in enumerate(judge.births) if s not in items]
         begins, stops, sizes = spans[[*fixed, *range(len(judge.births), len(spans))]].T

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from neaptide.search.recompute.cut import Cutter
-from neaptide.search.recompute.replay import Storages
+from neaptide.search.recompute.replay import Choice, Storages
 from neaptide.search.recompute.scene import Played, Scene
 
 TRIES = 20
@@ -32,18 +32,20 @@ class Chooser:
 
     def __init__(self, scene: Scene, cutter: Cutter, seeds: Iterable[Storages]) -> None:
         self.scene, self.judge, self.cutter = scene, scene.judge, cutter
-        self._all = self.play(self.judge.wanted - self.judge.unkept)
+        self._all = self.play(Choice(self.judge.wanted - self.judge.unkept))
         self._price = sum(scene.seconds.values()) / max(self._all.peak, 1)
         for seed in (*seeds, *narrow(scene)):
-            self.play(seed.intersection(cutter.storages) - self.judge.unkept)
+            kept = seed.intersection(cutter.storages) - self.judge.unkept
+            self.play(Choice(kept))
+            self.play(Choice(kept.difference(scene.leaving), kept.intersection(scene.leaving)))
 
     @property
     def found(self) -> list[Played]:
         return self.scene.looked_at
 
-    def play(self, keep: Storages) -> Played:
+    def play(self, choice: Choice) -> Played:
         """What a choice takes."""
-        return self.scene.play(keep)
+        return self.scene.play(choice)
 
     def climb(self) -> list[Played]:
         """Choices from the fastest to the lowest, each of them beaten by none; and the one that leaves least behind."""
@@ -99,7 +101,7 @@ class Chooser:
         begins = np.array([forward, *(place + 1 for place in steps[:-1])])
         return np.concatenate([played.levels[:forward], np.maximum.reduceat(played.levels[: steps[-1] + 1], begins)])
 
-    def _cheapest(self, prices: np.ndarray, latest: Played) -> Storages:
+    def _cheapest(self, prices: np.ndarray, latest: Played) -> Choice:
         """The cheapest choice when a byte costs so much at each op, with what is needed when as it was lately."""
         judge, scene = self.judge, self.scene
         paid = np.concatenate([[0.0], prices.cumsum()])
@@ -107,11 +109,17 @@ class Chooser:
         needs = self._needs(latest)
         keeping: dict[int, float] = {}
         running = {op: scene.seconds[op] for op in self.cutter.ops}
+        leaving: set[int] = set()
         for storage in self.cutter.storages:
             need = needs.get(storage, forward)
+            back = scene.bytes[storage] * float(prices[min(need, len(prices) - 1)])
             keeping[storage] = scene.bytes[storage] * float(paid[need] - paid[min(scene.judge.ends[storage], need)])
-            running[judge.op[storage]] += scene.bytes[storage] * float(prices[min(need, len(prices) - 1)])
-        return self.cutter.cut(keeping, running)
+            running[judge.op[storage]] += back
+            if storage in scene.leaving and scene.leaving[storage] + back < keeping[storage]:
+                keeping[storage] = scene.leaving[storage] + back
+                leaving.add(storage)
+        found = self.cutter.cut(keeping, running)
+        return Choice(found - leaving, found & leaving)
 
     def _needs(self, latest: Played) -> dict[int, int]:
         """For each storage, the op of the backward that needs it first: as lately, or as read, or as what is made of it."""
@@ -146,13 +154,14 @@ class Chooser:
             for s in self.cutter.storages
             if judge.op[s] in again and s in judge.wanted and s not in judge.unkept
         ]
+        gains += [(scene.leaving[s] / scene.bytes[s], s) for s in played.replay.fetched]
         todo = [[s for _, s in sorted(gains, reverse=True)]]
         looks = 0
         while todo and looks < UNDONE:
             group = todo.pop()
             if not group:
                 continue
-            tried = self.play(played.keep | frozenset(group))
+            tried = self.play(Choice(played.choice.keep.union(group), played.choice.away.difference(group)))
             looks += 1
             if tried.peak <= target and tried.seconds < played.seconds:
                 played = tried

@@ -1,6 +1,6 @@
 """A training step as steps over storages: what it reads, makes and writes over, whatever is kept and whatever the sizes.
 
-In: a joint graph, and the inputs that a backward reads from a copy; then the storages to keep. Out: replays of choices. They
+In: a joint graph, and the inputs that a backward reads from a copy; then choices. Out: their replays. They
 follow `apply.recompute` and `apply.inplace` step by step: the timeline of the program made of a choice says the same.
 """
 
@@ -16,7 +16,7 @@ from neaptide.apply import recompute, without
 from neaptide.apply.inplace import overwritable
 from neaptide.graph import Graph
 from neaptide.program import Run, Same
-from neaptide.search.recompute.replay import Replay, Storages, replayed
+from neaptide.search.recompute.replay import Choice, Replay, Storages, replayed
 from neaptide.search.recompute.seeds import RECOMPUTE, SAVE, is_tagged, keep_all
 from neaptide.timing import alike
 
@@ -61,7 +61,7 @@ class Judge:
         self.size = graph.held
         self.hidden = [op.workspace for op in graph.ops]
         """Sizes, by their index: of storages, and of what ops hide."""
-        self._replays: dict[Storages, Replay] = {}
+        self._replays: dict[Choice, Replay] = {}
         self.pinned = frozenset(s for s, op in ops.items() if op.once or is_tagged(op.node, SAVE))
         """What cannot be made again, or is not to be."""
         self.unkept = frozenset(s for s, op in ops.items() if is_tagged(op.node, RECOMPUTE)) - self.pinned
@@ -105,22 +105,22 @@ class Judge:
         return frozenset(s for s in read if s in self.maker)
 
     def values(self, keep: Storages) -> frozenset[int]:
-        """The values by which `apply.recompute` is told to keep these storages."""
+        """The values by which `apply.recompute` is told to keep or send these storages."""
         return frozenset(v for s in keep for v in self.graph.ops[self.op[s]].outputs if self.graph.values[v].storage == s)
 
     def storages(self, values: Collection[int]) -> Storages:
         """The storages of the forward that values lie in."""
         return frozenset(s for s in self._homes(values) if s in self.maker)
 
-    def replay(self, keep: Storages) -> Replay:
+    def replay(self, choice: Choice) -> Replay:
         """What a choice does."""
-        if keep not in self._replays:
-            self._replays[keep] = replayed(self, keep)
-        return self._replays[keep]
+        if choice not in self._replays:
+            self._replays[choice] = replayed(self, choice)
+        return self._replays[choice]
 
-    def forget_all_but(self, choices: Collection[Storages]) -> None:
+    def forget_all_but(self, choices: Collection[Choice]) -> None:
         """Let go of what was looked at and not chosen."""
-        self._replays = {keep: replay for keep, replay in self._replays.items() if keep in choices}
+        self._replays = {choice: replay for choice, replay in self._replays.items() if choice in choices}
 
     @cached_property
     def before(self) -> np.ndarray:

@@ -1,7 +1,8 @@
 """One choice of what to keep, replayed on storages alone: who is alive when, and what runs again.
 
-In: the steps of forward and backward, and the storages to keep. Out: spans of steps, by the index of their size. What the
-backward reads and was not kept is made again right before, as late as can be, with all that this reads and is not there.
+In: the steps of forward and backward, and the storages to keep or send away. Out: spans of steps, by the index of their size.
+What the backward reads and was not kept is fetched or made again right before, as late as can be, with all that this reads and
+is not there.
 """
 
 from __future__ import annotations
@@ -17,39 +18,50 @@ if TYPE_CHECKING:
 Storages = frozenset[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the forward keeps for the backward, and what it sends away; the rest is made again."""
+
+    keep: Storages
+    away: Storages = frozenset()
+
+
 @dataclass(frozen=True, eq=False)
 class Replay:
     """One choice, step by step, whatever the sizes: first the forward, then the backward with what is run again."""
 
-    keep: Storages
+    choice: Choice
     spans: np.ndarray
     """Columns: the step at which something is born, the one before which it is gone, and the index of its size."""
     length: int
     again: tuple[int, ...]
+    fetched: tuple[int, ...]
+    """What is run again, and what is had back from where it was sent."""
     needed: dict[int, int]
     """For each storage of the forward that the backward needs, the step at which it does first."""
     steps: tuple[int, ...]
     """For each op of the backward, its step."""
 
 
-def replayed(judge: Judge, keep: Storages) -> Replay:
+def replayed(judge: Judge, choice: Choice) -> Replay:
     """What a choice does."""
-    walk = _Backward(judge, keep)
+    walk = _Backward(judge, choice)
     places = []
     for step in judge.backward:
         walk.make_there(step)
         places.append(walk.now)
         walk.do(step)
-    return Replay(keep, walk.spans(), walk.now + 1, tuple(walk.again), walk.needed, tuple(places))
+    return Replay(choice, walk.spans(), walk.now + 1, tuple(walk.again), tuple(walk.fetched), walk.needed, tuple(places))
 
 
 class _Backward:
     """The backward, as far as it has come."""
 
-    def __init__(self, judge: Judge, keep: Storages) -> None:
+    def __init__(self, judge: Judge, choice: Choice) -> None:
         count = len(judge.size)
         self.judge = judge
-        self.stay = keep | judge.pinned | judge.handed
+        self.stay = choice.keep | judge.pinned | judge.handed
+        self.away = choice.away
         self.there, self.used = bytearray(count), bytearray(count)
         for storage in (*judge.lent, *judge.tangents):
             self.there[storage] = 1
@@ -57,12 +69,13 @@ class _Backward:
         self.last = [-1] * count
         self.needed: dict[int, int] = {}
         self.again: list[int] = []
+        self.fetched: list[int] = []
         self.inner: list[tuple[int, int, int]] = []
         self.overs: list[tuple[int, int]] = []
         self.now = len(judge.forward)
 
     def make_there(self, step: Step) -> None:
-        """Run again whatever has to be, so that all that a step reads is there."""
+        """Fetch or run again whatever has to be, so that all that a step reads is there."""
         there, makers = self.there, self.judge.maker
         todo = [s for s in reversed(step.reads) if not there[s]]
         while todo:
@@ -72,6 +85,10 @@ class _Backward:
             elif wanted in self.stay:
                 there[todo.pop()] = 1
                 self.needed[wanted] = self.last[wanted] = self.now
+            elif wanted in self.away:
+                there[todo.pop()] = 1
+                self.fetched.append(wanted)
+                self.born[wanted] = self.last[wanted] = self.needed[wanted] = self.now
             elif missing := [s for s in makers[wanted].reads if not there[s]]:
                 todo.extend(missing)
             else:

@@ -1,21 +1,23 @@
 """A joint graph at one size: what a choice of what to keep takes there, in bytes and seconds, in a millisecond.
 
-In: the steps of a graph, and dims; then the storages to keep. Out: bytes at each step, the peak, and what running again takes.
+In: the steps of a graph, and dims; then choices. Out: bytes at each step, the peak, and the time that each costs.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from neaptide.away import SMALL
 from neaptide.hardware import Machine
 from neaptide.memory import sizes_at
 from neaptide.search.recompute.judge import Judge
-from neaptide.search.recompute.replay import Replay, Storages
-from neaptide.shapes import shapes_of
+from neaptide.search.recompute.replay import Choice, Replay
+from neaptide.shapes import Concrete, shapes_of
 from neaptide.timing import cost, whole
 
 
@@ -27,13 +29,13 @@ class Played:
     levels: np.ndarray
     """Bytes at each step."""
     seconds: float
-    """What running again takes."""
+    """What running again, sending and fetching take."""
     kept: int
     """Bytes that the forward leaves behind."""
 
     @property
-    def keep(self) -> Storages:
-        return self.replay.keep
+    def choice(self) -> Choice:
+        return self.replay.choice
 
     @cached_property
     def peak(self) -> int:
@@ -43,18 +45,32 @@ class Played:
 class Scene:
     """A joint graph at one size."""
 
-    def __init__(self, judge: Judge, dims: Sequence[int], machine: Machine) -> None:
+    def __init__(self, judge: Judge, dims: Sequence[int], machine: Machine, offload: bool = False) -> None:
         graph = judge.graph
         self.judge = judge
         sizes = sizes_at(graph, dims)
         self.sizes = np.array(sizes, dtype=np.int64)
         self.bytes = [sizes[size] for size in graph.held]
-        self.seconds = self._prices(dims, machine)
-        self._known: dict[Storages, Played] = {}
+        shapes = shapes_of(graph).at(dims)
+        self.seconds = self._prices(shapes, machine)
+        self._away = machine.away
+        self.leaving = self._ways_out(shapes, machine) if offload and machine.away < math.inf else {}
+        """What can be sent away, and what that costs with having it back."""
+        self._known: dict[Choice, Played] = {}
 
-    def _prices(self, dims: Sequence[int], machine: Machine) -> dict[int, float]:
+    def _ways_out(self, shapes: Concrete, machine: Machine) -> dict[int, float]:
+        """For what is large enough and lies densely in memory of its own, the seconds that sending and fetching take."""
+        graph = self.judge.graph
+        found: dict[int, float] = {}
+        for storage, op in self.judge.op.items():
+            if self.bytes[storage] >= SMALL and storage not in self.judge.unkept:
+                specs = [shapes.spec(v) for v in graph.ops[op].outputs if graph.values[v].storage == storage]
+                if [spec.nbytes for spec in specs if spec] == [shapes.sizes[graph.storages[storage].size]]:
+                    found[storage] = self.bytes[storage] * machine.away
+        return found
+
+    def _prices(self, shapes: Concrete, machine: Machine) -> dict[int, float]:
         """What each op of the forward takes; those that are alike are asked for once."""
-        shapes = shapes_of(self.judge.graph).at(dims)
         known: dict[int, float] = {}
         found: dict[int, float] = {}
         for step in self.judge.forward:
@@ -64,18 +80,19 @@ class Scene:
             found[step.op] = known[kind]
         return found
 
-    def play(self, keep: Storages) -> Played:
+    def play(self, choice: Choice) -> Played:
         """What a choice takes."""
-        if keep not in self._known:
-            replay = self.judge.replay(keep)
+        if choice not in self._known:
+            replay = self.judge.replay(choice)
             begins, stops, sizes = replay.spans.T
             amounts = self.sizes[sizes]
             change = np.bincount(begins, amounts, replay.length + 1) - np.bincount(stops, amounts, replay.length + 1)
             levels = change.cumsum()[: replay.length].astype(np.int64)
             turn = len(self.judge.forward)
             kept = int(amounts[(begins < turn) & (stops > turn)].sum())
-            self._known[keep] = Played(replay, levels, sum(self.seconds[op] for op in replay.again), kept)
-        return self._known[keep]
+            moved = sum(self.bytes[s] for s in replay.fetched) * self._away
+            self._known[choice] = Played(replay, levels, sum(self.seconds[op] for op in replay.again) + moved, kept)
+        return self._known[choice]
 
     @property
     def looked_at(self) -> list[Played]:
