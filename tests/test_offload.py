@@ -67,33 +67,33 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_a_store_gives_back_what_it_got(folder: Path) -> None:
     store = Store()
     sent = {
-        1: torch.randn(3, 5, 7).permute(2, 0, 1),
-        2: torch.randn(9, 4).to(torch.bfloat16),
-        3: torch.randn(40)[8:24],
-        4: torch.randint(2, (6, 6)).bool(),
+        "1": torch.randn(3, 5, 7).permute(2, 0, 1),
+        "2": torch.randn(9, 4).to(torch.bfloat16),
+        "3": torch.randn(40)[8:24],
+        "4": torch.randint(2, (6, 6)).bool(),
     }
-    for number, tensor in sent.items():
-        away.send(store, number, tensor)
-    for number, tensor in reversed(sent.items()):
-        back = away.fetch(store, number, number - 1)
+    for name, tensor in sent.items():
+        away.send(store, name, tensor)
+    for name, tensor in reversed(sent.items()):
+        back = away.fetch(store, name, "1")
         assert back.dtype == tensor.dtype
         assert back.stride() == tensor.stride()
         assert torch.equal(back, tensor)
     assert not list(folder.iterdir())
-    assert torch.equal(away.fetch(store, 1, None), sent[1])  # as often as a backward is repeated
+    assert torch.equal(away.fetch(store, "1", None), sent["1"])  # as often as a backward is repeated
 
 
 def test_memory_is_no_place_to_send_to(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("NEAPTIDE_OFFLOAD", "/dev/shm")
     away.place.cache_clear()
     with pytest.raises(OffloadError, match="NEAPTIDE_OFFLOAD"):
-        away.send(Store(), 1, torch.ones(3))
+        away.send(Store(), "x", torch.ones(3))
 
 
 def test_a_full_disk_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(away, "open_unnamed", lambda: os.open("/dev/full", os.O_RDWR))
     with pytest.raises(OffloadError, match="the disk is full") as full:
-        away.send(Store(), 1, torch.ones(3))
+        away.send(Store(), "x", torch.ones(3))
     assert full.value.errno == errno.ENOSPC
 
 
@@ -140,7 +140,7 @@ def test_a_copy_and_other_sizes_run_as_well(folder: Path) -> None:
 def test_nothing_is_left_behind_by_a_process_that_is_killed(tmp_path: Path) -> None:
     script = (
         "import sys, time, torch; from neaptide import away; store = away.Store();"
-        "away.send(store, 1, torch.ones(1 << 20)); print('sent', flush=True); time.sleep(60)"
+        "away.send(store, 'x', torch.ones(1 << 20)); print('sent', flush=True); time.sleep(60)"
     )
     environment = {**os.environ, "NEAPTIDE_OFFLOAD": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True) as process:

@@ -1,6 +1,6 @@
 """Where values wait between forward and backward when they are sent away: a file without a name, written and read.
 
-In: tensors of the CPU, each under a number. Out: the same bytes, later. The file is on a disk, never in memory, and is never
+In: tensors of the CPU, each under a name. Out: the same bytes, later. The file is on a disk, never in memory, and is never
 mapped, since mapped pages count as the process's own. It has no name, so that it is gone with the process, however that ends.
 Writing hands the bytes to the kernel, which brings them to the disk while the forward goes on; reading one asks it to have the
 next one ready. A `Store` belongs to one call of a forward, and goes with the graph that autograd keeps of it.
@@ -52,24 +52,24 @@ class Store:
 
     >>> store = Store()
     >>> rows = torch.arange(6.0).view(2, 3).t()
-    >>> send(store, 7, rows)
-    >>> bool((fetch(store, 7, None) == rows).all()), fetch(store, 7, None).stride()
+    >>> send(store, "rows", rows)
+    >>> bool((fetch(store, "rows", None) == rows).all()), fetch(store, "rows", None).stride()
     (True, (1, 3))
     """
 
     def __init__(self) -> None:
         self._file: int | None = None
         self._end = 0
-        self._sent: dict[int, _Sent] = {}
+        self._sent: dict[str, _Sent] = {}
 
-    def send(self, number: int, tensor: torch.Tensor) -> None:
+    def send(self, name: str, tensor: torch.Tensor) -> None:
         """Bring a tensor away."""
         offset = None if isinstance(tensor, FakeTensor) else self._write(tensor)
-        self._sent[number] = _Sent(offset, tensor.nbytes, tensor.shape, tensor.stride(), tensor.dtype)
+        self._sent[name] = _Sent(offset, tensor.nbytes, tensor.shape, tensor.stride(), tensor.dtype)
 
-    def fetch(self, number: int, after: int | None) -> torch.Tensor:
+    def fetch(self, name: str, after: str | None) -> torch.Tensor:
         """Have a tensor back; the one to be fetched `after` it is got ready meanwhile."""
-        sent = self._sent[number]
+        sent = self._sent[name]
         there = torch.empty_strided(sent.size, sent.stride, dtype=sent.dtype)
         if self._file is not None and sent.offset is not None:
             _read(self._file, _bytes_of(there), sent.offset)
@@ -91,14 +91,14 @@ class Store:
             os.close(self._file)
 
 
-def send(store: Store, number: int, tensor: torch.Tensor) -> None:
+def send(store: Store, name: str, tensor: torch.Tensor) -> None:
     """What generated code calls to send a tensor away."""
-    store.send(number, tensor)
+    store.send(name, tensor)
 
 
-def fetch(store: Store, number: int, after: int | None) -> torch.Tensor:
+def fetch(store: Store, name: str, after: str | None) -> torch.Tensor:
     """What generated code calls to have a tensor back."""
-    return store.fetch(number, after)
+    return store.fetch(name, after)
 
 
 def there_and_back(nbytes: int) -> None:

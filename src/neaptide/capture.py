@@ -82,10 +82,11 @@ class _Piece:
         self, joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **settings: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         tangents = [n.name for n in joint.graph.nodes if n.op == "placeholder" and is_tangent(n)]
-        graph = build_graph(joint, self.named(joint), num_fwd_outputs, tangents, self.session.next_name())
+        named = self.named(joint)
+        graph = build_graph(joint, named, num_fwd_outputs, tangents, self.session.next_name())
         points = starting_points(graph, joint, joint_inputs, num_fwd_outputs, settings)
-        self.unit = self.session.add_training(graph, points)
-        return declare(graph, self.unit.slots, self.unit.marks, self.unit.sizes)
+        self.unit = self.session.add_training(graph, points, named)
+        return declare(graph, self.unit.slots)
 
     def forward(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
         _keep_saved_tensors()

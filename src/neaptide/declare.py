@@ -1,12 +1,11 @@
 """The split that AOTAutograd is told: a forward that saves all that any plan may save, a backward that takes it.
 
-In: a graph, its slots (tensors), marks (generator states) and sizes. Out: two modules whose signatures AOTAutograd builds
+In: a graph and its slots. Out: two modules whose signatures AOTAutograd builds
 its wrappers around. Their bodies are complete but never run: at each call the runner runs the plan's own pieces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from operator import getitem
 
 import torch
@@ -14,15 +13,14 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from neaptide._torch import FakeTensor
+from neaptide.emit import Slots
 from neaptide.errors import CaptureError
 from neaptide.graph import Graph
 
 aten = torch.ops.aten
 
 
-def declare(
-    graph: Graph, slots: Sequence[int], marks: Sequence[int], sizes: Sequence[int]
-) -> tuple[fx.GraphModule, fx.GraphModule]:
+def declare(graph: Graph, slots: Slots) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The declared forward and backward. Saved are, in order: a header, the generator states, the tensors, the sizes."""
     fake_mode = next(v.fake.fake_mode for v in graph.values if isinstance(v.fake, FakeTensor))
     nodes = list(graph.module.graph.nodes)
@@ -32,14 +30,14 @@ def declare(
         if node.op != "output" and node not in late:
             before[node] = forward.node_copy(node, lambda n: before[n])
     extra = []
-    for position, dims in enumerate([2, *([1] * len(marks))]):
+    for position, dims in enumerate([2, *([1] * len(slots.marks))]):
         made = forward.call_function(aten.empty.memory_format, ((0,) * dims,))
         made.name = f"neaptide_{position}"
         with fake_mode:
             made.meta["val"] = torch.empty((0,) * dims)
         extra.append(made)
-    held = [graph.holders[v] for v in slots]
-    counts = [graph.holders[v] for v in sizes]
+    held = [graph.holders[v] for v in slots.tensors if v is not None]
+    counts = [graph.holders[v] for v in slots.sizes if v is not None]
     described = tree_leaves(nodes[-1].meta["desc"])
     outputs = [None if v is None else before[graph.holders[v]] for v in graph.outputs]
     saved = [*extra, *(before[n] for n in held), *(before[n] for n in counts)]

@@ -44,6 +44,17 @@ class Emitted:
         return "\n".join([*(part for loop in loops for part in (loop.module.code, loop.source)), self.module.code])
 
 
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """What any plan of a graph may carry across the turn: tensors with their numbers of dims, generator states before random
+    ops, and sizes. By the values and ops of one form of the graph, None where it has no such thing."""
+
+    tensors: tuple[int | None, ...]
+    ranks: tuple[int, ...]
+    marks: tuple[int | None, ...] = ()
+    sizes: tuple[int | None, ...] = ()
+
+
 def emit_inference(program: Program) -> Emitted:
     """The whole program as one piece: the graph's inputs in, its outputs out."""
     piece = _Piece(program.graph)
@@ -53,11 +64,11 @@ def emit_inference(program: Program) -> Emitted:
     return piece.done([piece.out(v) for v in program.graph.outputs], "infer")
 
 
-def emit_forward(program: Program, slots: Sequence[int], marks: Sequence[int], sizes: Sequence[int]) -> Emitted:
+def emit_forward(program: Program, slots: Slots) -> Emitted:
     """The steps before the turn: the graph's inputs in; outputs, generator states, saved tensors and sizes out.
 
-    Slots and marks are what *any* plan of the graph saves; what this one does not is handed out empty. Where something is sent
-    away, the `Store` that takes it comes in first, here and in the backward.
+    What other plans would save, and this one does not, is handed out empty. Where something is sent away, the `Store` that
+    takes it comes in first, here and in the backward.
     """
     graph = program.graph
     piece = _Piece(graph)
@@ -65,17 +76,17 @@ def emit_forward(program: Program, slots: Sequence[int], marks: Sequence[int], s
     piece.take(graph.inputs)
     piece.read_sizes(program.steps[: program.turn])
     piece.steps(program.steps[: program.turn])
-    saved = frozenset(program.saved)
+    saved = program.carried.union(program.saved)
     outputs = [piece.out(v) for v in graph.outputs]
-    outputs += [piece.states[m] if m in program.marks else piece.nothing(1) for m in marks]
-    for slot in slots:
-        held = piece.copies.get(slot) or piece.out(slot) if slot in saved else piece.nothing(graph.values[slot].fake.dim())
-        outputs.append(held)
-    outputs += [piece.out(v) if v in piece.names else 0 for v in sizes]
+    outputs += [piece.nothing(1) if m is None or m not in program.marks else piece.states[m] for m in slots.marks]
+    for slot, rank in zip(slots.tensors, slots.ranks, strict=True):
+        held = None if slot is None or slot not in saved else piece.copies.get(slot) or piece.out(slot)
+        outputs.append(piece.nothing(rank) if held is None else held)
+    outputs += [piece.out(v) if v in piece.names else 0 for v in slots.sizes]
     return piece.done(outputs, "forward")
 
 
-def emit_backward(program: Program, slots: Sequence[int], marks: Sequence[int], sizes: Sequence[int]) -> Emitted:
+def emit_backward(program: Program, slots: Slots) -> Emitted:
     """The steps after the turn: free and saved sizes, generator states, saved tensors and tangents in; gradients out.
 
     All of the graph's tangents come in, None where one is absent; a gradient that is not made goes out as None.
@@ -84,10 +95,13 @@ def emit_backward(program: Program, slots: Sequence[int], marks: Sequence[int], 
     piece = _Piece(graph)
     piece.take_store(program)
     piece.dims = [piece.graph.placeholder(f"size_{symbol.name}") for symbol in graph.sizes.symbols]
-    piece.take(sizes)
-    for mark in marks:
-        piece.states[mark] = piece.graph.placeholder(f"state_{graph.ops[mark].name}")
-    piece.take(slots)
+    piece.take(slots.sizes)
+    for mark in slots.marks:
+        if mark is None:
+            piece.take([None])
+        else:
+            piece.states[mark] = piece.graph.placeholder(f"state_{graph.ops[mark].name}")
+    piece.take(slots.tensors)
     piece.take(graph.tangents)
     piece.steps(program.steps[program.turn :])
     return piece.done([piece.out(v) for v in program.gradients], "backward")
@@ -122,19 +136,22 @@ class _Piece:
         self.empty: dict[int, fx.Node] = {}
         self.dims: list[fx.Node] = []
         self.store: fx.Node | None = None
-        self.after: dict[int, int] = {}
+        self.after: dict[str, str] = {}
         """For each value that is fetched, the one that is next."""
         self.loops: dict[str, Looped] = {}
         self.named: dict[Hashable, str] = {}
 
-    def take(self, values: Sequence[int]) -> None:
+    def take(self, values: Sequence[int | None]) -> None:
         for value in values:
-            self.names[value] = self.graph.placeholder(self.source.values[value].name.replace(".", "_part"))
+            if value is None:
+                self.graph.placeholder(f"unused_{len(self.graph.nodes)}")
+            else:
+                self.names[value] = self.graph.placeholder(self.source.values[value].name.replace(".", "_part"))
 
     def take_store(self, program: Program) -> None:
         if program.away:
             self.store = self.graph.placeholder("store")
-            self.after = dict(pairwise(program.away))
+            self.after = dict(pairwise(self.source.values[v].name for v in program.away))
 
     def read_sizes(self, steps: Sequence[Step]) -> None:
         """The free sizes, for the loops among the steps, read before any input is let go of."""
@@ -176,10 +193,11 @@ class _Piece:
                 case Copy(value):
                     self.copies[value] = self.graph.call_function(torch.ops.aten.clone.default, (self.name(value),))
                 case Send(value):
-                    self.graph.call_function(away.send, (self.store, value, self.name(value)))
+                    self.graph.call_function(away.send, (self.store, self.source.values[value].name, self.name(value)))
                 case Fetch(value):
-                    given = (self.store, value, self.after.get(value))
-                    name = f"fetched_{self.source.values[value].name.replace('.', '_part')}"
+                    own = self.source.values[value].name
+                    given = (self.store, own, self.after.get(own))
+                    name = f"fetched_{own.replace('.', '_part')}"
                     self.names[value] = self.graph.create_node("call_function", away.fetch, given, {}, name)
                 case Same(op, value):
                     self.names[self.source.ops[op].outputs[0]] = self.name(value)

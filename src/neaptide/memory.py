@@ -17,6 +17,7 @@ from neaptide.axes import Flow
 from neaptide.graph import Graph
 from neaptide.instances import Instances
 from neaptide.program import Loop, Part, Program, Rerun, Run, Step, Turn
+from neaptide.rounds import ADDED
 from neaptide.shapes import Concrete, rows_of, shapes_of
 from neaptide.timeline import Kind, Life, Timeline
 
@@ -114,6 +115,8 @@ def _inner_spans(graph: Graph, loop: Loop, start: int) -> Iterator[Span]:
             outside -= {graph.values[v].storage for v in op.outputs if not _is_view(graph, step.op, v)}
             for value, how in zip(op.outputs, step.axis.outputs, strict=True):
                 storage = graph.values[value].storage
+                if how == "sum" and op.target in ADDED:  # what is multiplied is added to the whole at once
+                    continue
                 if storage is not None and storage not in outside:
                     alive[storage] = alive.get(storage, 0) + 1
                     born.setdefault(storage, (now, loop if isinstance(how, Flow) else None))
@@ -127,6 +130,16 @@ def _inner_spans(graph: Graph, loop: Loop, start: int) -> Iterator[Span]:
                 if held.device == graph.device:
                     about = (held.path, held.source, False, storage, part_of)
                     yield Span(held.name, held.size, "temporary", first, now + 1, *about)
+
+
+def inner_peak(graph: Graph, loop: Loop, dims: Sequence[int]) -> int:
+    """The most that one round of a loop takes beside what it reads and what it makes in the end."""
+    taken = bytes_at(graph, dims)
+    change = np.zeros(len(loop.parts) + 1, dtype=np.int64)
+    for span in _inner_spans(graph, loop, 0):
+        change[span.born] += taken(span)
+        change[span.dies] -= taken(span)
+    return int(change.cumsum()[:-1].max(initial=0))
 
 
 def _is_view(graph: Graph, op: int, value: int) -> bool:

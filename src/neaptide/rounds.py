@@ -36,6 +36,10 @@ OF_ANY_LAYOUT = {
 """A slice, or a batch of one, may lie otherwise than the whole: then the part is copied where the whole was not."""
 
 
+ADDED: dict[Any, Any] = {aten.mm.default: aten.addmm_.default, aten.bmm.default: aten.baddbmm_.default}
+"""Products whose sum over the rounds is made without a product of its own for each."""
+
+
 class Round:
     """The graph of one round, what it is given of the values from outside, and the numbers it is given beside."""
 
@@ -132,7 +136,12 @@ class Round:
     def _write(self, made: Made) -> None:
         onto, result = self.results[made.value], self.local[made.value]
         if made.how == "sum":
-            self.graph.call_function(aten.add_.Tensor, (onto, result))
+            adds = ADDED.get(result.target)
+            if adds is None or result.kwargs:
+                self.graph.call_function(aten.add_.Tensor, (onto, result))
+            else:
+                self.graph.call_function(adds, (onto, *result.args))
+                self.graph.erase_node(result)
             return
         if not isinstance(made.how, Flow):
             combine = aten.maximum.default if made.how == "max" else aten.minimum.default

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import getitem
 from typing import Any
 
@@ -22,6 +23,10 @@ from neaptide.sizes import Sizes
 from neaptide.symbols import fixed_sizes, free_sizes, free_symbols, largest
 from neaptide.timeline import Kind
 from neaptide.workspaces import workspace
+
+aten = torch.ops.aten
+COPY_ALL_MEMORY = frozenset({aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default})
+"""Ops whose kernels copy the whole memory that their first argument is a part of."""
 
 
 def build_graph(
@@ -149,6 +154,8 @@ class _Builder:
             name = node.name if part is None else f"{node.name}.{part}"
             outputs.append(self._value(node, item, "temporary", path, source, name, part, len(self.ops)))
         self.of_node[node] = tuple(outputs)
+        if node.target in COPY_ALL_MEMORY and isinstance(base, fx.Node):
+            self._take_as_much(outputs[0], self.of_node[base][0])
         read = dict.fromkeys(v for a in node.all_input_nodes for v in self.of_node[a])
         written = (v for a in written_arguments(node) for v in self.of_node[a])
         self.ops.append(
@@ -196,6 +203,12 @@ class _Builder:
             known = self.of_storage[key] = len(self.storages)
             self.storages.append(Storage(name, self.sizes.add(size), kind, fake.device.type, path, source))
         return known
+
+    def _take_as_much(self, made: int, given: int) -> None:
+        """Let a result take as much as the memory in which what it was made of lies."""
+        own, whole = self.values[made].storage, self.values[given].storage
+        if own is not None and whole is not None and own != whole:
+            self.storages[own] = replace(self.storages[own], size=self.storages[whole].size)
 
     def _bound_unbacked(self, node: fx.Node, val: Any) -> None:
         """A size that only the run will tell (the count of a `nonzero`) is counted at the most it can be."""

@@ -13,6 +13,7 @@ from torch import nn
 from neaptide.apply import recompute, usually_absent, without, write_in_place
 from neaptide.hardware import this_machine
 from neaptide.memory import envelope
+from neaptide.runtime.version import Version
 from neaptide.search.recompute import Choice, Chooser, Cutter, Judge, Scene, keep_all
 from neaptide.search.recompute.replay import Storages
 from tests.properties.test_recompute import Block, Conv, captured
@@ -22,7 +23,7 @@ SIZES = [(3, 5), (2, 70), (9, 17)]
 
 def scene(kind: type[nn.Module], sizes: tuple[int, int], absent: frozenset[int] = frozenset()) -> Scene:
     graph, _, dims = captured(kind, sizes)
-    return Scene(Judge(graph, absent, graph.mutated), dims, this_machine("cpu"))
+    return Scene(Judge(Version(graph).everything(absent), graph.mutated), dims, this_machine("cpu"))
 
 
 @settings(max_examples=60)
@@ -31,7 +32,7 @@ def scene(kind: type[nn.Module], sizes: tuple[int, int], absent: frozenset[int] 
 def test_the_replay_of_a_choice_says_what_the_timeline_says(kind: type[nn.Module], data: Any) -> None:
     graph, _, dims = captured(kind, data.draw(st.sampled_from(SIZES)))
     absent = frozenset(data.draw(st.sets(st.sampled_from(graph.tangents), max_size=len(graph.tangents) - 1)))
-    judge = Judge(graph, absent, graph.mutated)
+    judge = Judge(Version(graph).everything(absent), graph.mutated)
     keep = frozenset(data.draw(st.sets(st.sampled_from(Cutter(judge).storages))))
     away = frozenset(data.draw(st.sets(st.sampled_from(Cutter(judge).storages)))) - keep
     program = recompute(graph, judge.values(keep), graph.mutated, judge.values(away))
@@ -74,7 +75,7 @@ def subsets(of: list[int]) -> list[Storages]:
 
 def test_what_is_kept_by_eager_is_what_the_replay_begins_with() -> None:
     graph, _, dims = captured(Block, (2, 70))
-    judge = Judge(graph, usually_absent(graph), graph.mutated)
+    judge = Judge(Version(graph).everything(usually_absent(graph)), graph.mutated)
     at = Scene(judge, dims, this_machine("cpu"))
     assert at.play(Choice(judge.storages(keep_all(graph)))).seconds == 0
     assert at.play(Choice(judge.storages(keep_all(graph)))).peak == at.play(Choice(judge.wanted)).peak

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import neaptide
 from neaptide.apply import chunk, recompute, without, write_in_place
-from neaptide.emit import emit_backward, emit_forward
+from neaptide.emit import Slots, emit_backward, emit_forward
 from neaptide.graph import Graph
 from neaptide.memory import envelope, timeline
 from neaptide.program import Program
@@ -92,8 +92,9 @@ def run(program: Program, args: list[Any], tangents: list[Any], dims: tuple[int,
     graph = program.graph
     slots = [v for v in program.saved if isinstance(graph.values[v].fake, torch.Tensor)]
     sizes = [v for v in program.saved if graph.values[v].storage is None]
-    forward = emit_forward(program, slots, program.marks, sizes)
-    backward = emit_backward(program, slots, program.marks, sizes)
+    ranks = tuple(graph.values[v].fake.dim() for v in slots)
+    carried_across = Slots(tuple(slots), ranks, program.marks, tuple(sizes))
+    forward, backward = emit_forward(program, carried_across), emit_backward(program, carried_across)
     torch.manual_seed(7)
     with Live(args) as live:
         results = list(forward.run(list(args)))

@@ -88,7 +88,7 @@ class _Before:
         self._states = {device: generator.state(device) for device in devices if device != "meta"}
         self._buffers = [(b, b.clone()) for module in modules for b in module.buffers()]
         self._store = away.Store()
-        self._gradients = [(p, p.grad, self._copy(number, p.grad)) for number, p in enumerate(parameters)]
+        self._gradients = [(p, p.grad, self._copy(str(number), p.grad)) for number, p in enumerate(parameters)]
 
     def parameters_are_untouched(self) -> bool:
         """Whether the optimizer has not begun: a half-done update cannot be put back."""
@@ -105,7 +105,7 @@ class _Before:
                 gradient.copy_(copy())
             parameter.grad = gradient
 
-    def _copy(self, number: int, gradient: torch.Tensor | None) -> Callable[[], torch.Tensor] | None:
+    def _copy(self, name: str, gradient: torch.Tensor | None) -> Callable[[], torch.Tensor] | None:
         """Gradients that are to be added to are as large as the parameters: they wait on the disk, if there is one."""
         if gradient is None:
             return None
@@ -113,5 +113,5 @@ class _Before:
         if not dense or away.place() is None or gradient.nbytes < away.SMALL:
             held = gradient.clone()
             return lambda: held
-        self._store.send(number, gradient)
-        return lambda: self._store.fetch(number, None)
+        self._store.send(name, gradient)
+        return lambda: self._store.fetch(name, None)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+ANYTHING = 1 << 62
+"""More bytes than there are."""
+
 
 @dataclass(frozen=True, slots=True)
 class Room:

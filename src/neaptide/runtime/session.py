@@ -21,7 +21,7 @@ from neaptide.report import format_bytes
 from neaptide.runtime.compose import make_plan
 from neaptide.runtime.inference import Inference
 from neaptide.runtime.ledger import Ledger
-from neaptide.runtime.room import Room
+from neaptide.runtime.room import ANYTHING, Room
 from neaptide.runtime.runner import Dims, Rung, Unit
 from neaptide.runtime.training import Training
 
@@ -79,8 +79,8 @@ class Session:
         self._add(unit)
         return unit
 
-    def add_training(self, graph: Graph, keeps: Mapping[str, frozenset[int]]) -> Training:
-        unit = Training(graph, self, keeps)
+    def add_training(self, graph: Graph, keeps: Mapping[str, frozenset[int]], described: Mapping[str, Input]) -> Training:
+        unit = Training(graph, self, keeps, described)
         self._add(unit)
         return unit
 
@@ -241,7 +241,6 @@ class Session:
         )
 
 
-ANYTHING = 1 << 62
 TIGHTER = 0.9
 """What is planned for when memory ran out, of what was planned for then beyond what is resident."""
 AS_GOOD = 1.005

@@ -17,14 +17,15 @@ import torch
 from neaptide._torch import autograd_context, current_autograd_node, current_backward
 from neaptide.apply import recompute, usually_absent, without, write_in_place
 from neaptide.away import Store
-from neaptide.emit import Emitted, emit_backward, emit_forward
-from neaptide.graph import Graph, spec_of
+from neaptide.emit import Emitted, Slots, emit_backward, emit_forward
+from neaptide.graph import Graph, Input, spec_of
 from neaptide.memory import Envelope, envelope
 from neaptide.program import Program
 from neaptide.runtime import recover
-from neaptide.runtime.recomputing import Crossing, Recomputing
-from neaptide.runtime.room import Room
+from neaptide.runtime.recomputing import Recomputing, Ways, least
+from neaptide.runtime.room import ANYTHING, Room
 from neaptide.runtime.runner import Dims, Rung, Unit, memories
+from neaptide.runtime.version import Crossing, InParts, Version, versions
 
 if TYPE_CHECKING:
     from neaptide.runtime.session import Session
@@ -33,9 +34,12 @@ if TYPE_CHECKING:
 class Training(Unit):
     """A graph with its backward. Rungs are numbered and never forgotten, since a backward may come late."""
 
-    def __init__(self, graph: Graph, session: Session, keeps: Mapping[str, frozenset[int]]) -> None:
+    def __init__(
+        self, graph: Graph, session: Session, keeps: Mapping[str, frozenset[int]], described: Mapping[str, Input]
+    ) -> None:
         super().__init__(graph, session)
         self._keeps = keeps
+        self._versions = versions(graph, described, session.bounded and not session.exact)
         self._ever: list[Rung] = []
         self._due: Sequence[Program] | None = None
         self._forwards: dict[int, Emitted] = {}
@@ -45,11 +49,13 @@ class Training(Unit):
         self._changing = graph.mutated
         self._latest: dict[Dims, Hashable] = {}
         self._tight: dict[Crossing, Rung] = {}
-        self._searches: dict[tuple[frozenset[int], frozenset[int]], Recomputing] = {}
+        self._searches: dict[tuple[Version, frozenset[int], frozenset[int]], Recomputing] = {}
+        self._origins: dict[int, tuple[Crossing, frozenset[int]]] = {}
+        """For the rungs of other versions than the traced one, the choice and the inputs that changed then."""
         programs = [write_in_place(recompute(graph, keep, graph.mutated)) for keep in keeps.values()]
         extremes = [recompute(graph, frozenset(), graph.mutated)] if session.bounded else []
-        candidates = Recomputing(graph, keeps.values()).candidates if session.bounded else frozenset()
-        self.slots, self.sizes, self.marks = _superset(graph, [*programs, *extremes], candidates)
+        searches = self._searches_now if session.bounded else []
+        self.slots = _superset(graph, [*programs, *extremes], {v for search in searches for v in search.candidates})
         self._watched = _only_recomputed(graph, [*programs, *extremes])
         if self._watched:
             self._changing |= self._watched
@@ -91,10 +97,13 @@ class Training(Unit):
     def tighter(self, dims: Dims, room: Room | None) -> Rung | None:
         if not self.session.bounded:
             return None
-        ways = self._search.ways(dims, room)
+        ways = Ways((choice for search in self._searches_now for choice in search.at(dims)), room)
         tried = []
         for crossing in ways:
             rung = self._letting(crossing)
+            if rung is None:
+                ways.told(ANYTHING)
+                continue
             if room is not None and room.holds(rung.peak(dims), rung.kept(dims)):
                 return rung
             ways.told(rung.peak(dims))
@@ -103,22 +112,34 @@ class Training(Unit):
         return min(tried, key=lambda rung: target.beyond(rung.peak(dims), rung.kept(dims)))
 
     def least(self, dims: Dims, last: bool) -> Room:
-        return self._search.least(dims, last) if self.session.bounded else super().least(dims, last)
+        if not self.session.bounded:
+            return super().least(dims, last)
+        return least([choice for search in self._searches_now for choice in search.at(dims)], last)
 
     @property
-    def _search(self) -> Recomputing:
-        about = (self._absent, self._changing)
+    def _searches_now(self) -> list[Recomputing]:
+        """Where choices are sought: in every version that serves backwards like the last."""
+        return [self._search(version) for version in self._versions if version.serves(self._absent)]
+
+    def _search(self, version: Version) -> Recomputing:
+        about = (version, self._absent, self._changing)
         if about not in self._searches:
-            known = next((search for (absent, _), search in self._searches.items() if absent == self._absent), None)
-            self._searches[about] = Recomputing(self.graph, self._keeps.values(), *about, known, self.session.offload)
+            earlier = (s for (v, absent, _), s in self._searches.items() if v is version and absent == self._absent)
+            seeds, offload = self._keeps.values(), self.session.offload
+            self._searches[about] = Recomputing(*about[:1], seeds, *about[1:], next(earlier, None), offload)
         return self._searches[about]
 
-    def _letting(self, crossing: Crossing) -> Rung:
+    def _letting(self, crossing: Crossing) -> Rung | None:
         """The rung that lets these values cross the turn and makes the others again."""
         if crossing not in self._tight:
-            program = write_in_place(recompute(self.graph, crossing.keep, self._changing, crossing.away))
-            self._tight[crossing] = Rung(len(self._ever), "some", program, self._without(program, self._absent))
-            self._ever.append(self._tight[crossing])
+            version = crossing.version
+            programs = version.programs(crossing, self._changing, self._absent)
+            if programs is None:
+                return None
+            rung = self._tight[crossing] = Rung(len(self._ever), "some", *programs, version.rewrites)
+            self._ever.append(rung)
+            if version.graph is not self.graph:
+                self._origins[rung.number] = (crossing, self._changing)
         return self._tight[crossing]
 
     def _without(self, program: Program, absent: frozenset[int]) -> Program:
@@ -130,13 +151,13 @@ class Training(Unit):
     def _forward(self, args: list[Any]) -> list[Any]:
         self.catch_up()
         rung = self.rung(args)
-        versions = self._versions(args) if self._watched else None
+        versions = self._seen_versions(args) if self._watched else None
         context = autograd_context()
         if context is not None:
             context.set_materialize_grads(False)
         piece = self._forwards.get(rung.number)
         if piece is None:
-            piece = emit_forward(rung.program, self.slots, self.marks, self.sizes)
+            piece = emit_forward(rung.program, self._slots_of(rung))
             self._forwards[rung.number] = piece
         header = torch.empty(rung.number + 1, 0, *self.last)
         if piece.takes_store:
@@ -152,7 +173,7 @@ class Training(Unit):
 
     def backward(self, args: list[Any]) -> Sequence[Any]:
         self.session.turned()
-        header = args.pop(len(self.sizes))
+        header = args.pop(len(self.slots.sizes))
         number, _, *dims = header.shape
         rung = self._ever[number - 1]
         if self._watched:
@@ -178,10 +199,25 @@ class Training(Unit):
     def _backward_piece(self, rung: Rung, absent: frozenset[int]) -> tuple[Emitted, frozenset[int]]:
         found = self._backwards.get((rung.number, absent))
         if found is None:
-            program = self._without(rung.program, absent)
-            found = (emit_backward(program, self.slots, self.marks, self.sizes), program.absent)
-            self._backwards[rung.number, absent] = found
+            program, slots = self._backward_program(rung, absent)
+            skipped = absent if slots is not self.slots else program.absent
+            found = self._backwards[rung.number, absent] = (emit_backward(program, slots), skipped)
         return found
+
+    def _backward_program(self, rung: Rung, absent: frozenset[int]) -> tuple[Program, Slots]:
+        """The program whose backward follows the forward of a rung, and its slots."""
+        origin = self._origins.get(rung.number)
+        if origin is None:
+            return self._without(rung.program, absent), self.slots
+        crossing, changing = origin
+        if crossing.version.serves(absent):
+            return rung.usual, self._slots_of(rung)
+        assert isinstance(crossing.version, InParts)
+        return self._without(write_in_place(crossing.version.as_traced(crossing, changing)), absent), self.slots
+
+    def _slots_of(self, rung: Rung) -> Slots:
+        origin = self._origins.get(rung.number)
+        return self.slots if origin is None else origin[0].version.slots(self.slots)
 
     def _zeros(self, value: int, dims: Sequence[int]) -> torch.Tensor:
         """Zeros in the shape of a value, for a tangent or gradient that has to be there."""
@@ -189,7 +225,7 @@ class Training(Unit):
         shape = self.graph.sizes.shape(spec_of(fake).shape, dims)
         return torch.zeros(shape, dtype=fake.dtype, device=fake.device)
 
-    def _versions(self, args: Sequence[Any]) -> list[tuple[int, weakref.ref[torch.Tensor], int]]:
+    def _seen_versions(self, args: Sequence[Any]) -> list[tuple[int, weakref.ref[torch.Tensor], int]]:
         given = ((v, args[i]) for i, v in enumerate(self.graph.inputs) if v in self._watched)
         owners = ((v, tensor if tensor._base is None else tensor._base) for v, tensor in given)  # a view may die first
         return [(v, weakref.ref(tensor), tensor._version) for v, tensor in owners]
@@ -215,9 +251,7 @@ def _new_store(owner: Any) -> Store:
     return store
 
 
-def _superset(
-    graph: Graph, programs: Sequence[Program], candidates: Collection[int]
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def _superset(graph: Graph, programs: Sequence[Program], candidates: Collection[int]) -> Slots:
     """The tensors, the sizes and the random ops that any of the programs carries across the turn, and `candidates`.
 
     Tensors that autograd is not to check for changes stand last, as AOTAutograd wants them.
@@ -225,9 +259,9 @@ def _superset(
     saved = dict.fromkeys([*(v for p in programs for v in p.saved), *candidates])
     tensors = [v for v in saved if isinstance(graph.values[v].fake, torch.Tensor)]
     tensors.sort(key=lambda v: bool(graph.holders[v].meta.get("saved_tensor_with_no_vc_check")))
-    sizes = [v for v in saved if graph.values[v].storage is None]
+    sizes = (v for v in saved if graph.values[v].storage is None)
     marks = dict.fromkeys(m for p in programs for m in p.marks)
-    return tuple(tensors), tuple(sizes), tuple(marks)
+    return Slots(tuple(tensors), tuple(graph.values[v].fake.dim() for v in tensors), tuple(marks), tuple(sizes))
 
 
 def _only_recomputed(graph: Graph, programs: Sequence[Program]) -> frozenset[int]:

@@ -186,7 +186,7 @@ class _Stages:
     def _rerun(self, stage: int, step: Step, level: Sum, before: int) -> None:
         """An op that may run again: its level, and what it changes for those that follow."""
         run, size = self.runs[stage][step.op], self.scene.bytes
-        hidden = int(self.scene.sizes[self.judge.hidden[step.op]]) + sum(size[s] for s in step.makes if s not in self.free)
+        hidden = int(self.scene.sizes[step.hidden]) + sum(size[s] for s in step.makes if s not in self.free)
         for item in step.makes:
             if item in self.free:
                 level[self._made(stage, item, run)] = size[item]

@@ -1,6 +1,6 @@
 """A training step as steps over storages: what it reads, makes and writes over, whatever is kept and whatever the sizes.
 
-In: a joint graph, and the inputs that a backward reads from a copy; then choices. Out: their replays. They
+In: a program that keeps everything, and the inputs that a backward reads from a copy; then choices. Out: their replays. They
 follow `apply.recompute` and `apply.inplace` step by step: the timeline of the program made of a choice says the same.
 """
 
@@ -12,36 +12,39 @@ from functools import cached_property
 
 import numpy as np
 
-from neaptide.apply import recompute, without
 from neaptide.apply.inplace import overwritable
-from neaptide.graph import Graph
-from neaptide.program import Run, Same
+from neaptide.program import Loop, Program, Run, Same, makes, reads
 from neaptide.search.recompute.replay import Choice, Replay, Storages, replayed
-from neaptide.search.recompute.seeds import RECOMPUTE, SAVE, is_tagged, keep_all
+from neaptide.search.recompute.seeds import RECOMPUTE, SAVE, is_tagged
 from neaptide.timing import alike
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An op by the memory that it reads and makes."""
+    """An op, or a loop of them, by the memory that it reads and makes."""
 
     op: int
+    """A loop has none, and is not run again."""
     reads: tuple[int, ...]
     makes: tuple[int, ...]
-    over: int | None = None
+    over: int | None
     """What the result can be written over, where nothing needs that any more."""
+    hidden: int
+    """What it takes inside, by the index of the size; of loops, counted from the end."""
+
+
+LOOP = -1
 
 
 class Judge:
     """What does not depend on the sizes: the ops as steps over storages."""
 
-    def __init__(self, graph: Graph, absent: Collection[int] = (), changing: Collection[int] = ()) -> None:
-        self.graph = graph
-        program = recompute(graph, keep_all(graph))
-        if absent:
-            program = without(program, absent)
+    def __init__(self, program: Program, changing: Collection[int] = ()) -> None:
+        graph = self.graph = program.graph
         turn = program.turn
+        self.loops: list[Loop] = []
         self._alias: dict[int, int] = {}
+        self._values: dict[int, list[int]] = {}
         self.forward = self._steps(program.steps[:turn])
         self.backward = self._steps(program.steps[turn:])
         self.lent = self._homes((*graph.inputs, *graph.constants))
@@ -53,16 +56,16 @@ class Judge:
         """What the forward makes, and how."""
         self.op = {s: step.op for s, step in self.maker.items()}
         """The op that makes each of them."""
-        ops = {s: graph.ops[op] for s, op in self.op.items()}
+        ops = {s: graph.ops[op] for s, op in self.op.items() if op != LOOP}
+        in_loops = frozenset(s for s, op in self.op.items() if op == LOOP)
         self.births, self.ends = self._lives()
         steps = enumerate(self.forward)
         self.taken_over = {s.over for now, s in steps if s.over in self.births and self.ends[s.over] == now + 1}
         """What the forward writes over if it is not kept."""
         self.size = graph.held
-        self.hidden = [op.workspace for op in graph.ops]
-        """Sizes, by their index: of storages, and of what ops hide."""
+        """What storages take, by the index of the size."""
         self._replays: dict[Choice, Replay] = {}
-        self.pinned = frozenset(s for s, op in ops.items() if op.once or is_tagged(op.node, SAVE))
+        self.pinned = in_loops.union(s for s, op in ops.items() if op.once or is_tagged(op.node, SAVE))
         """What cannot be made again, or is not to be."""
         self.unkept = frozenset(s for s, op in ops.items() if is_tagged(op.node, RECOMPUTE)) - self.pinned
         """What the user's own checkpointing wants made again."""
@@ -79,6 +82,8 @@ class Judge:
         graph = self.graph
         found: list[Step] = []
         for step in steps:
+            if isinstance(step, Loop):
+                found.append(self._loop(step))
             if not isinstance(step, (Run, Same)):
                 continue
             op = graph.ops[step.op]
@@ -91,8 +96,18 @@ class Judge:
             makes = tuple(dict.fromkeys(s for s in held if self._alias.get(s, s) not in reads))
             if makes or not held or op.writes:
                 first = overwritable(graph, step.op, self._home)
-                found.append(Step(step.op, reads, makes, None if first is None else self._home(first)))
+                found.append(Step(step.op, reads, makes, None if first is None else self._home(first), op.workspace))
+                for value in op.outputs:
+                    self._values.setdefault(graph.values[value].storage or 0, []).append(value)
         return found
+
+    def _loop(self, loop: Loop) -> Step:
+        read = tuple(dict.fromkeys(h for v in reads(self.graph, loop) if (h := self._home(v)) is not None))
+        made = {v: s for v in makes(self.graph, loop) if (s := self.graph.values[v].storage) is not None}
+        self.loops.append(loop)
+        for value, storage in made.items():
+            self._values.setdefault(storage, []).append(value)
+        return Step(LOOP, read, tuple(dict.fromkeys(made.values())), None, -len(self.loops))
 
     @cached_property
     def alike(self) -> list[int]:
@@ -104,9 +119,14 @@ class Judge:
         read = {s for step in self.backward for s in step.reads} | self.gradients
         return frozenset(s for s in read if s in self.maker)
 
+    @cached_property
+    def there_anyway(self) -> frozenset[int]:
+        """What the backward reads and has in any case: it is handed out, or cannot be made again."""
+        return self.wanted & (self.handed | self.pinned)
+
     def values(self, keep: Storages) -> frozenset[int]:
         """The values by which `apply.recompute` is told to keep or send these storages."""
-        return frozenset(v for s in keep for v in self.graph.ops[self.op[s]].outputs if self.graph.values[v].storage == s)
+        return frozenset(v for s in keep for v in self._values[s])
 
     def storages(self, values: Collection[int]) -> Storages:
         """The storages of the forward that values lie in."""
@@ -126,7 +146,7 @@ class Judge:
     def before(self) -> np.ndarray:
         """The spans of the forward where nothing is kept, and of what its ops hide."""
         rows = [(begin, self.ends[s] - (s in self.taken_over), self.size[s]) for s, begin in self.births.items()]
-        rows += [(at, at + 1, self.hidden[step.op]) for at, step in enumerate(self.forward)]
+        rows += [(at, at + 1, step.hidden) for at, step in enumerate(self.forward)]
         return np.array(rows, dtype=np.int64).reshape(-1, 3)
 
     def _lives(self) -> tuple[dict[int, int], dict[int, int]]:

@@ -123,9 +123,8 @@ class _Backward:
     def _end(self, step: Step) -> None:
         if step.over is not None:
             self.overs.append((step.over, self.now))
-        hidden = self.judge.hidden[step.op]
-        if hidden != self.judge.graph.nothing:
-            self.inner.append((self.now, self.now + 1, hidden))
+        if step.hidden != self.judge.graph.nothing:
+            self.inner.append((self.now, self.now + 1, step.hidden))
         self.now += 1
 
     def spans(self) -> np.ndarray:

@@ -14,11 +14,11 @@ import numpy as np
 
 from neaptide.away import SMALL
 from neaptide.hardware import Machine
-from neaptide.memory import sizes_at
-from neaptide.search.recompute.judge import Judge
+from neaptide.memory import inner_peak, sizes_at
+from neaptide.search.recompute.judge import LOOP, Judge
 from neaptide.search.recompute.replay import Choice, Replay
 from neaptide.shapes import Concrete, shapes_of
-from neaptide.timing import cost, whole
+from neaptide.timing import cost, looped, whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +49,14 @@ class Scene:
         graph = judge.graph
         self.judge = judge
         sizes = sizes_at(graph, dims)
-        self.sizes = np.array(sizes, dtype=np.int64)
+        inside = [inner_peak(graph, loop, dims) for loop in reversed(judge.loops)]
+        self.sizes = np.array([*sizes, *inside], dtype=np.int64)
         self.bytes = [sizes[size] for size in graph.held]
         shapes = shapes_of(graph).at(dims)
         self.seconds = self._prices(shapes, machine)
         self._away = machine.away
+        self.longer = self._longer(shapes, machine)
+        """What loops take beyond their ops, each done at once and once."""
         self.leaving = self._ways_out(shapes, machine) if offload and machine.away < math.inf else {}
         """What can be sent away, and what that costs with having it back."""
         self._known: dict[Choice, Played] = {}
@@ -63,17 +66,24 @@ class Scene:
         graph = self.judge.graph
         found: dict[int, float] = {}
         for storage, op in self.judge.op.items():
-            if self.bytes[storage] >= SMALL and storage not in self.judge.unkept:
+            if op != LOOP and self.bytes[storage] >= SMALL and storage not in self.judge.unkept:
                 specs = [shapes.spec(v) for v in graph.ops[op].outputs if graph.values[v].storage == storage]
                 if [spec.nbytes for spec in specs if spec] == [shapes.sizes[graph.storages[storage].size]]:
                     found[storage] = self.bytes[storage] * machine.away
         return found
+
+    def _longer(self, shapes: Concrete, machine: Machine) -> float:
+        ops = {part.op for loop in self.judge.loops for part in loop.parts}
+        plain = sum(whole(cost(shapes, op, machine), machine) for op in ops)
+        return sum(looped(shapes, loop, machine) for loop in self.judge.loops) - plain
 
     def _prices(self, shapes: Concrete, machine: Machine) -> dict[int, float]:
         """What each op of the forward takes; those that are alike are asked for once."""
         known: dict[int, float] = {}
         found: dict[int, float] = {}
         for step in self.judge.forward:
+            if step.op == LOOP:
+                continue
             kind = self.judge.alike[step.op]
             if kind not in known:
                 known[kind] = whole(cost(shapes, step.op, machine), machine)
@@ -90,8 +100,9 @@ class Scene:
             levels = change.cumsum()[: replay.length].astype(np.int64)
             turn = len(self.judge.forward)
             kept = int(amounts[(begins < turn) & (stops > turn)].sum())
+            again = sum(self.seconds[op] for op in replay.again)
             moved = sum(self.bytes[s] for s in replay.fetched) * self._away
-            self._known[choice] = Played(replay, levels, sum(self.seconds[op] for op in replay.again) + moved, kept)
+            self._known[choice] = Played(replay, levels, self.longer + again + moved, kept)
         return self._known[choice]
 
     @property

@@ -1,0 +1,156 @@
+"""The versions of a joint graph: as it was traced, and with its loss in parts.
+
+In: a traced joint graph. Out: versions, each of which turns a choice of what crosses the turn into a program. They share names:
+what one keeps under a name is what the other would, so that a backward for which a version has no program (one where other
+tangents flow than usual) can run as it was traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from neaptide.apply import chunk, recompute, usually_absent, without, write_in_place
+from neaptide.axes import Flow
+from neaptide.emit import Slots
+from neaptide.graph import Graph, Input
+from neaptide.program import Program
+from neaptide.rewrite.losses import losses_by_row
+from neaptide.search.chunk.regions import Region
+from neaptide.search.recompute import keep_all
+from neaptide.search.tail import loss_regions
+from neaptide.trace import build_graph
+
+PART = 16 << 20
+"""Bytes of the largest that one part of a loss has, about."""
+FEWEST = 16
+"""Rows of a part at least: with fewer, products are slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """Values that come from forward to backward, by the names of a version: kept, or by way of where they are sent."""
+
+    version: Version
+    keep: frozenset[int]
+    away: frozenset[int] = frozenset()
+
+
+class Version:
+    """A joint graph as it was traced."""
+
+    rewrites: tuple[str, ...] = ()
+
+    def __init__(self, graph: Graph, traced: Graph | None = None) -> None:
+        self.graph, self.traced = graph, traced or graph
+
+    @cached_property
+    def _own(self) -> Mapping[str, int]:
+        return {value.name: number for number, value in enumerate(self.graph.values)}
+
+    @cached_property
+    def _theirs(self) -> Mapping[str, int]:
+        return {value.name: number for number, value in enumerate(self.traced.values)}
+
+    def own(self, values: Iterable[int]) -> frozenset[int]:
+        """Values of the traced graph, as far as they are in this one."""
+        if self.graph is self.traced:
+            return frozenset(values)
+        found = (self._own.get(self.traced.values[v].name) for v in values)
+        return frozenset(v for v in found if v is not None)
+
+    def theirs(self, values: Iterable[int]) -> frozenset[int]:
+        """Values of this graph, as far as they are in the traced one."""
+        if self.graph is self.traced:
+            return frozenset(values)
+        found = (self._theirs.get(self.graph.values[v].name) for v in values)
+        return frozenset(v for v in found if v is not None)
+
+    def slots(self, slots: Slots) -> Slots:
+        """The slots of the traced graph, by the values and ops of this one."""
+        if self.graph is self.traced:
+            return slots
+        ops = {op.name: number for number, op in enumerate(self.graph.ops)}
+        tensors, sizes = (
+            tuple(None if v is None else self._own.get(self.traced.values[v].name) for v in group)
+            for group in (slots.tensors, slots.sizes)
+        )
+        marks = tuple(None if m is None else ops.get(self.traced.ops[m].name) for m in slots.marks)
+        return Slots(tensors, slots.ranks, marks, sizes)
+
+    def serves(self, absent: frozenset[int]) -> bool:
+        """Whether there are programs for backwards in which these tangents, of the traced graph, are absent."""
+        return True
+
+    def everything(self, absent: frozenset[int]) -> Program:
+        """The program that keeps all that its backward reads."""
+        return _without(recompute(self.graph, keep_all(self.graph)), absent)
+
+    def programs(self, crossing: Crossing, changing: Collection[int], absent: frozenset[int]) -> tuple[Program, Program] | None:
+        """The whole program of a choice, and the one in which nothing flows from `absent` tangents; None where it cannot be."""
+        program = write_in_place(recompute(self.graph, crossing.keep, changing, crossing.away))
+        return program, write_in_place(_without(program, absent)) if absent else program
+
+
+class InParts(Version):
+    """A joint graph with its loss in parts, for backwards in which the usual tangents are absent."""
+
+    def __init__(self, graph: Graph, traced: Graph, regions: tuple[Region, Region], absent: frozenset[int]) -> None:
+        super().__init__(graph, traced)
+        self._absent = absent
+        self._chosen = [(region, _rows(graph, region)) for region in regions]
+        rows = self._chosen[0][1]
+        self.rewrites = (f"the loss is made in parts of {rows} rows, and the sums of gradients over them in as many",)
+        inner = {v for part in regions[0].parts for v in graph.ops[part.op].outputs}
+        self._inner = inner - {made.value for made in regions[0].made}
+
+    def serves(self, absent: frozenset[int]) -> bool:
+        return absent == self._absent
+
+    def everything(self, absent: frozenset[int]) -> Program:
+        program = recompute(self.graph, keep_all(self.graph) - self._inner)
+        return chunk(_without(program, self.own(self._absent)), self._chosen)
+
+    def programs(self, crossing: Crossing, changing: Collection[int], absent: frozenset[int]) -> tuple[Program, Program] | None:
+        plain = recompute(self.graph, crossing.keep, self.own(changing), crossing.away)
+        traced = self.as_traced(crossing, changing)
+        program = _without(plain, self.own(self._absent))
+        program = replace(program, carried=program.carried | self.own(traced.saved))
+        program = write_in_place(chunk(program, self._chosen))
+        if not self.own(traced.copies) <= program.copies:
+            return None
+        return program, program
+
+    def as_traced(self, crossing: Crossing, changing: Collection[int]) -> Program:
+        """The program of the traced graph that runs after the same forward."""
+        return recompute(self.traced, self.theirs(crossing.keep), changing, self.theirs(crossing.away))
+
+
+def versions(graph: Graph, described: Mapping[str, Input], in_parts: bool) -> tuple[Version, ...]:
+    """The versions of a graph, the traced one first."""
+    plain = Version(graph)
+    absent = usually_absent(graph)
+    module = losses_by_row(graph, absent) if in_parts else None
+    if module is None:
+        return (plain,)
+    tangents = [graph.values[v].node.name for v in graph.tangents]
+    other = build_graph(module, described, len(graph.outputs), tangents, graph.name)
+    found = loss_regions(other)
+    if found is None:
+        return (plain,)
+    other, *regions = found
+    return plain, InParts(other, graph, (regions[0], regions[1]), absent)
+
+
+def _without(program: Program, absent: frozenset[int]) -> Program:
+    return without(program, absent) if absent else program
+
+
+def _rows(graph: Graph, region: Region) -> int:
+    """How many units of a region are one part."""
+    sizes = graph.sizes.evaluate(graph.sizes.hints)
+    made = (pair for part in region.parts for pair in zip(graph.ops[part.op].outputs, part.axis.outputs, strict=True))
+    flowing = (graph.values[v].storage for v, how in made if isinstance(how, Flow))
+    largest = max(sizes[graph.storages[s].size] for s in flowing if s is not None)
+    return max(PART * sizes[region.extent] // max(largest, 1), FEWEST)
