@@ -1,9 +1,10 @@
 """Training inside a budget: peak against step time, beside PyTorch's own budget and block checkpointing.
 
-Ways: eager, the library's own gradient checkpointing, `aot_eager` with `activation_memory_budget` from 1 to 0, and ours with
-each peak that one of those reaches as its budget, and with "min". Peaks: each case in a process of its own with
-MALLOC_MMAP_THRESHOLD_=65536, the kernel's high-water mark of a step after two to warm up. Times: ours and theirs in one process
-with the default allocator, steps taken in turns, the median ratio of the pairs.
+Ways: eager, the library's own gradient checkpointing, `aot_eager` with `activation_memory_budget` from 1 to 0; ours with each
+peak that one of those reaches as its budget; and the lowest that we reach by recomputation alone (`alone`) and by all means
+(`ours`), beside eager. Peaks: each case in a process of its own with MALLOC_MMAP_THRESHOLD_=65536, the kernel's high-water mark of
+a step after two to warm up. Times: ours and theirs in one process with the default allocator, steps taken in turns, the median
+ratio of the pairs.
 
     python benchmarks/remat.py [--only bert,vit] [--pairs 21] [--json remat.json]
 """
@@ -12,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+
+from benchmarks.asking import ask  # noqa: E402
 
 NAMES = ("gpt2", "gpt2-eager", "llama", "bert", "vit", "unet")
 SHARES = (1.0, 0.7, 0.5, 0.3, 0.1, 0.0)
@@ -84,7 +85,10 @@ def build(name: str) -> tuple[Any, Any]:
 
 
 def prepare(name: str, way: str) -> tuple[Callable[[], None], Any]:
-    """A step of a model under a way: `eager`, `blocks`, `torch SHARE`, or `ours BUDGET`; and our handle, if there is one."""
+    """A step of a model under a way, and our handle, if there is one.
+
+    Ways are `eager`, `blocks`, `torch SHARE`, `ours BUDGET` and `alone BUDGET`.
+    """
     import torch
 
     import neaptide
@@ -100,8 +104,9 @@ def prepare(name: str, way: str) -> tuple[Callable[[], None], Any]:
     elif kind == "torch":
         torch._functorch.config.activation_memory_budget = float(figure)
         call = torch.compile(model, backend="aot_eager")
-    elif kind == "ours":
-        handle = neaptide.compile(model, budget=figure if figure == "min" else int(figure))
+    elif kind in ("ours", "alone"):
+        allowed = {"exact": True, "offload": False} if kind == "alone" else {}
+        handle = neaptide.compile(model, budget=figure if figure == "min" else int(figure), **allowed)
 
     def step() -> None:
         run_step(call, inputs, True)
@@ -142,37 +147,24 @@ def turns(name: str, ours: str, theirs: str, pairs: int) -> Row:
     return {"ours": seconds[ours], "theirs": seconds[theirs]}
 
 
-def ask(*what: str, measuring: bool) -> Row:
-    """The answer of this script in a process of its own."""
-    path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path}
-    environment.pop("MALLOC_MMAP_THRESHOLD_", None)
-    if measuring:
-        environment["MALLOC_MMAP_THRESHOLD_"] = "65536"
-    done = subprocess.run(
-        [sys.executable, __file__, "--case", *what], env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        return {"failed": (done.stderr.strip().splitlines() or ["died"])[-1]}
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def rows_of(name: str, pairs: int) -> Iterator[Row]:
     """Every way; then ours inside the peak of each, with our time beside its."""
     known: dict[int, Row] = {}
     for way in ("eager", "blocks", *(f"torch {share}" for share in SHARES)):
-        theirs = {"model": name, "way": way, **ask("peak", name, way, measuring=True)}
+        theirs = {"model": name, "way": way, **ask(__file__, "peak", name, way, measuring=True)}
         yield theirs
         if "failed" in theirs:
             continue
         budget = int(theirs["peak"])
-        ours = known.get(budget) or ask("peak", name, f"ours {budget}", measuring=True)
+        ours = known.get(budget) or ask(__file__, "peak", name, f"ours {budget}", measuring=True)
         known[budget] = ours
         row = {"model": name, "way": "  ours inside it", "budget": budget, **ours}
         if "failed" not in ours:
-            row |= {"seconds": ask("turns", name, f"ours {budget}", way, str(pairs), measuring=False)}
+            row |= {"seconds": ask(__file__, "turns", name, f"ours {budget}", way, str(pairs), measuring=False)}
         yield row
-    yield {"model": name, "way": "ours min", **ask("peak", name, "ours min", measuring=True)}
+    for way in ("alone min", "ours min"):
+        row = {"model": name, "way": way, **ask(__file__, "peak", name, way, measuring=True)}
+        yield row | {"seconds": ask(__file__, "turns", name, way, "eager", str(pairs), measuring=False)}
 
 
 def line(row: Row) -> str:
