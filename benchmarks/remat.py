@@ -2,9 +2,9 @@
 
 Ways: eager, the library's own gradient checkpointing, `aot_eager` with `activation_memory_budget` from 1 to 0; ours with each
 peak that one of those reaches as its budget; and the lowest that we reach by recomputation alone (`alone`) and by all means
-(`ours`), beside eager. Peaks: each case in a process of its own with MALLOC_MMAP_THRESHOLD_=65536, the kernel's high-water mark of
-a step after two to warm up. Times: ours and theirs in one process with the default allocator, steps taken in turns, the median
-ratio of the pairs.
+(`ours`), beside eager. Peaks: each case in a process of its own with MALLOC_MMAP_THRESHOLD_=65536, the kernel's high-water
+mark of a step after two to warm up. Times: ours and theirs in one process with the default allocator, steps taken in turns, the
+median ratio of the pairs.
 
     python benchmarks/remat.py [--only bert,vit] [--pairs 21] [--json remat.json]
 """

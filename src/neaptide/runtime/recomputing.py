@@ -19,6 +19,8 @@ from neaptide.search.recompute import Choice, Chooser, Cutter, Judge, Scene
 Dims = tuple[int, ...]
 AROUND = (0.25, 4.0)
 """At these multiples of the first size choices are sought too."""
+TARGETS, FEWER = 8, 3
+"""For how many targets choices are sought: at the first size, and elsewhere."""
 GUESSES = 8
 """How many choices are tried for one size."""
 REMEMBERED = 256
@@ -39,7 +41,8 @@ class Recomputing:
     """What was found out about a version of a joint graph so far: for backwards that lack the tangents `absent`, and inputs
     that change; both by the traced graph.
 
-    What is `known` where other inputs change is as good here. With `offload`, values may be sent away.
+    What is `known`, now or later, where other inputs change is as good here. With `offload`, values may
+    be sent away. What was found for another version of the graph, its `kin`, is looked at first, and less is sought beside.
     """
 
     def __init__(
@@ -49,14 +52,15 @@ class Recomputing:
         absent: frozenset[int],
         changing: frozenset[int],
         known: Recomputing | None = None,
+        kin: Recomputing | None = None,
         offload: bool = False,
     ) -> None:
         self._version = version
         self._judge = Judge(version.everything(absent), version.own(changing))
         self._cutter = Cutter(self._judge)
         self._seeds = {self._judge.storages(version.own(seed)) for seed in seeds}
-        self._offload = offload
-        self._choices: dict[Choice, Crossing] = {} if known is None else dict(known._choices)
+        self._kin, self._offload = kin, offload
+        self._choices: dict[Choice, Crossing] = {} if known is None else known._choices
         self._weighed: dict[Dims, list[Weighed]] = {}
 
     @property
@@ -81,13 +85,26 @@ class Recomputing:
         return Scene(self._judge, dims, this_machine(self._judge.graph.device), self._offload)
 
     def _seek(self, dims: Dims) -> None:
-        sizes = self._judge.graph.sizes
-        others = (sizes.around(dims, times) for times in AROUND if dims)
-        for at in (dims, *filter(None, others)):
-            for played in Chooser(self._scene(at), self._cutter, self._seeds).climb():
+        known = self._of_kin(dims)
+        around = [] if known else [self._judge.graph.sizes.around(dims, times) for times in AROUND if dims]
+        for at in (dims, *filter(None, around)):
+            targets = TARGETS if at == dims and not known else FEWER
+            for played in Chooser(self._scene(at), self._cutter, self._seeds, known).climb(targets):
                 keep = self._judge.values(played.choice.keep | self._judge.there_anyway)
                 self._choices[played.choice] = Crossing(self._version, keep, self._judge.values(played.choice.away))
         self._judge.forget_all_but(self._choices)
+
+    def _of_kin(self, dims: Dims) -> list[Choice]:
+        """What was chosen for the other version, by the storages of this one."""
+        if self._kin is None:
+            return []
+        storages = set(self._cutter.storages)
+
+        def own(crossing: Crossing, values: frozenset[int]) -> frozenset[int]:
+            return self._judge.storages(self._version.own(crossing.version.theirs(values))) & storages
+
+        crossings = [weighed.crossing for weighed in self._kin.at(dims)]
+        return [Choice(own(crossing, crossing.keep), own(crossing, crossing.away)) for crossing in crossings]
 
 
 def least(found: Sequence[Weighed], last: bool) -> Room:

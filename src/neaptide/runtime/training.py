@@ -126,7 +126,8 @@ class Training(Unit):
         if about not in self._searches:
             earlier = (s for (v, absent, _), s in self._searches.items() if v is version and absent == self._absent)
             seeds, offload = self._keeps.values(), self.session.offload
-            self._searches[about] = Recomputing(*about[:1], seeds, *about[1:], next(earlier, None), offload)
+            kin = None if version is self._versions[0] else self._search(self._versions[0])
+            self._searches[about] = Recomputing(version, seeds, *about[1:], next(earlier, None), kin, offload)
         return self._searches[about]
 
     def _letting(self, crossing: Crossing) -> Rung | None:

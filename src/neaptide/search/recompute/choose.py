@@ -16,21 +16,21 @@ from neaptide.search.recompute.cut import Cutter
 from neaptide.search.recompute.replay import Choice, Storages
 from neaptide.search.recompute.scene import Played, Scene
 
-TRIES = 20
+TRIES = 14
 UNDONE = 24
 """How many choices are looked at while prices rise, and while something is undone."""
 BEST = 2
 """How many of the fastest are tried to undo something of."""
 LOWER = 0.97
 """How far below the lowest so far the next target is."""
-TARGETS, RUNGS = 10, 40
-"""For how many targets choices are sought, and how many choices are kept at most."""
+RUNGS = 40
+"""How many choices are kept at most."""
 
 
 class Chooser:
     """The search at one size. All that was ever looked at is remembered by the scene."""
 
-    def __init__(self, scene: Scene, cutter: Cutter, seeds: Iterable[Storages]) -> None:
+    def __init__(self, scene: Scene, cutter: Cutter, seeds: Iterable[Storages], known: Iterable[Choice] = ()) -> None:
         self.scene, self.judge, self.cutter = scene, scene.judge, cutter
         self._all = self.play(Choice(self.judge.wanted - self.judge.unkept))
         self._price = sum(scene.seconds.values()) / max(self._all.peak, 1)
@@ -38,6 +38,8 @@ class Chooser:
             kept = seed.intersection(cutter.storages) - self.judge.unkept
             self.play(Choice(kept))
             self.play(Choice(kept.difference(scene.leaving), kept.intersection(scene.leaving)))
+        for choice in known:
+            self.play(choice)
 
     @property
     def found(self) -> list[Played]:
@@ -47,10 +49,11 @@ class Chooser:
         """What a choice takes."""
         return self.scene.play(choice)
 
-    def climb(self) -> list[Played]:
-        """Choices from the fastest to the lowest, each of them beaten by none; and the one that leaves least behind."""
+    def climb(self, targets: int) -> list[Played]:
+        """Choices from the fastest to the lowest, each of them beaten by none, sought for so many targets between; and the one
+        that leaves least behind."""
         lowest, top = self.lowest().peak, self._all.peak
-        for target in np.geomspace(top, lowest, TARGETS)[1:-1] if lowest < top else ():
+        for target in np.geomspace(top, lowest, targets + 2)[1:-1] if lowest < top else ():
             self.fastest(int(target))
         return [*spread(front(self.found), RUNGS), min(self.found, key=lambda p: (p.kept, p.peak, p.seconds))]
 
@@ -154,7 +157,7 @@ class Chooser:
             for s in self.cutter.storages
             if judge.op[s] in again and s in judge.wanted and s not in judge.unkept
         ]
-        gains += [(scene.leaving[s] / scene.bytes[s], s) for s in played.replay.fetched]
+        gains += [(scene.away, s) for s in played.replay.fetched]
         todo = [[s for _, s in sorted(gains, reverse=True)]]
         looks = 0
         while todo and looks < UNDONE:

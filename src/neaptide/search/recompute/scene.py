@@ -54,7 +54,8 @@ class Scene:
         self.bytes = [sizes[size] for size in graph.held]
         shapes = shapes_of(graph).at(dims)
         self.seconds = self._prices(shapes, machine)
-        self._away = machine.away
+        self.away = machine.away
+        """Seconds to send a byte and have it back."""
         self.longer = self._longer(shapes, machine)
         """What loops take beyond their ops, each done at once and once."""
         self.leaving = self._ways_out(shapes, machine) if offload and machine.away < math.inf else {}
@@ -101,7 +102,7 @@ class Scene:
             turn = len(self.judge.forward)
             kept = int(amounts[(begins < turn) & (stops > turn)].sum())
             again = sum(self.seconds[op] for op in replay.again)
-            moved = sum(self.bytes[s] for s in replay.fetched) * self._away
+            moved = sum(self.bytes[s] for s in replay.fetched) * self.away
             self._known[choice] = Played(replay, levels, self.longer + again + moved, kept)
         return self._known[choice]
 
