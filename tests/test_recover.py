@@ -155,7 +155,7 @@ from tests.test_recover import Deep
 ours = sys.argv[1] == "ours"
 model = Deep()
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
-x = torch.randn(64, 256, 64)
+x = torch.randn(128, 512, 64)
 budget = neaptide.plan(model, x, budget="min", train=True, optimizer=optimizer).peak * 5 // 4
 handle = neaptide.compile(model, budget=budget, optimizer=optimizer) if ours else None
 def step(x):
@@ -164,14 +164,14 @@ def step(x):
         model(x).backward()
         optimizer.step()
     handle.step(closure) if handle else closure()
-step(x[:8])
+step(x[:8].clone())
 held = int(next(l for l in open("/proc/self/status") if l.startswith("VmData")).split()[1]) * 1024
 own = 2 * sum(p.nbytes for p in model.parameters()) + x.nbytes
 limit = held + int(1.1 * (budget - own))
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 draw = random.Random(0)
 for _ in range(50):
-    step(x[:, : draw.randrange(64, 257)])
+    step(x[:, : draw.randrange(128, 513)].contiguous())
 print("done", handle.stats.recoveries if handle else 0)
 """
 

@@ -19,7 +19,7 @@ from neaptide.budget import Budget, parse_budget
 from neaptide.capture import capture, capturing
 from neaptide.errors import InputError, NeaptideError
 from neaptide.plans import Plan
-from neaptide.runtime.recover import whole_step
+from neaptide.runtime.recover import ran_out, whole_step
 from neaptide.runtime.session import Session, Stats
 from neaptide.twins import modules_of
 
@@ -116,7 +116,7 @@ class _Compiled:
                 cause = getattr(error, "inner_exception", error.__cause__)  # of a backend that failed; of a trace that did
                 if isinstance(cause, NeaptideError):
                     raise cause from None
-                if self._session.fixed_sizes:
+                if self._session.fixed_sizes or ran_out(error):
                     raise
                 self._give_up_free_sizes(error)
                 return self._call(*args, **kwargs)

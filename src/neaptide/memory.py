@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -52,6 +53,7 @@ def turn_of(program: Program) -> int:
     return sum(executed(step) for step in program.steps[: program.turn])
 
 
+@lru_cache(maxsize=32)
 def spans(program: Program) -> tuple[tuple[str, ...], tuple[Span, ...]]:
     """The labels of the executed steps, and the span of every instance on the graph's device.
 

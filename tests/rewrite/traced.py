@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_leaves
 from neaptide._torch import aot_autograd
 from neaptide.capture import capturing
 from neaptide.graph import expression, spec_of
-from neaptide.rewrite import _copied, fuse_linear, fuse_matmul, rewritten
+from neaptide.rewrite import fuse_linear, fuse_matmul, rewritten
+from neaptide.rewrite.copies import copied_module
 from neaptide.simplify import simplify
 
 
@@ -45,7 +46,7 @@ class Traced:
         simplify(module)
         self.before = counts(module)
         self.captures += 1
-        unchanged = _copied(module)
+        unchanged = copied_module(module)
         new = self.rewrite(module)
         self.changed, self.done = new if isinstance(new, tuple) else (module, ())
         kept = self.changed

@@ -126,18 +126,23 @@ class Ways:
         if self._room is not None:
             self._excess += max(peak - self._room.peak, self._room.peak // 500)
 
+    def refuse(self, crossing: Crossing) -> None:
+        """There is no program for the last choice."""
+        self._found = [w for w in self._found if w.crossing != crossing]
+
     def __iter__(self) -> Iterator[Crossing]:
         room = self._room or Room(0, 0)
-        lowest = min(self._found, key=lambda w: room.beyond(w.peak, w.kept))
-        if self._room is not None:
-            for _ in range(GUESSES):
-                found = next(filter(self._fits, self._found), None)
-                if found is None:
-                    break
-                yield found.crossing
-                if found is lowest:
-                    return
-        yield lowest.crossing
+        tried: set[Crossing] = set()
+        while self._found:
+            fresh = (w for w in self._found if w.crossing not in tried)
+            fitting = None if self._room is None or len(tried) >= GUESSES else next(filter(self._fits, fresh), None)
+            choice = fitting or min(self._found, key=lambda w: room.beyond(w.peak, w.kept))
+            if choice.crossing in tried:
+                return
+            tried.add(choice.crossing)
+            yield choice.crossing
+            if fitting is None and choice in self._found:
+                return
 
     def _fits(self, choice: Weighed) -> bool:
         assert self._room is not None

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from neaptide import away, generator
+from neaptide._torch import current_backward
 from neaptide.errors import BudgetError
 
 if TYPE_CHECKING:
@@ -37,8 +38,11 @@ def ran_out(error: BaseException | None) -> bool:
 
 
 def forward(session: Session, run: Callable[[list[Any]], T], args: list[Any], random: Sequence[str]) -> T:
-    """Run a forward; where memory runs out, again with a tighter plan. `random`: devices that it draws numbers on."""
-    if session.budget.limit is None:  # there is nothing to tighten
+    """Run a forward; where memory runs out, again with a tighter plan. `random`: devices that it draws numbers on.
+
+    Inside a backward, where a checkpoint repeats a forward, it has to save what it saved then.
+    """
+    if session.budget.limit is None or current_backward() != -1:
         return run(args)
     given = list(args)
     states = {device: generator.state(device) for device in random}

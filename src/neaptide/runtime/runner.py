@@ -35,6 +35,7 @@ class Rung:
 
     rewrites: tuple[str, ...] = ()
     """What was put in for something else of the same meaning."""
+    _peaks: dict[Dims, int] = field(default_factory=dict, init=False, repr=False)
     _kept: dict[Dims, int] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
@@ -47,7 +48,9 @@ class Rung:
 
     def peak(self, dims: Dims) -> int:
         """Bytes at the highest step, beyond parameters, buffers and inputs."""
-        return peak_beyond(self.usual, dims) if self.loops else self._envelope.peak(dims)
+        if dims not in self._peaks:
+            self._peaks[dims] = peak_beyond(self.usual, dims) if self.loops else self._envelope.peak(dims)
+        return self._peaks[dims]
 
     def kept(self, dims: Dims) -> int:
         """Bytes that the forward leaves behind."""
@@ -102,6 +105,10 @@ class Unit:
         """What the choice of a rung depends on."""
         return dims
 
+    def repeated(self, dims: Dims) -> Rung | None:
+        """The rung of the call that this one repeats, if it does."""
+        return None
+
     def forget(self) -> None:
         """Choose anew from here on."""
         self.chosen.clear()
@@ -110,12 +117,15 @@ class Unit:
     def rung(self, args: Sequence[Any]) -> Rung:
         """The rung for a call: a look-up where the situation was met before."""
         dims = self.last = tuple([args[i] if d is None else args[i].shape[d] for i, d in self._where])
-        situation = self.situation(dims)
-        found = self.current = self.chosen.get(situation)
+        found = self.repeated(dims)
         if found is None:
-            found = self.current = self.chosen[situation] = self.session.choose(self, dims)
-            self.given = memories(found.program.graph.inputs, args)
-            self.handed = {}
+            situation = self.situation(dims)
+            found = self.chosen.get(situation)
+            if found is None:
+                found = self.chosen[situation] = self.session.choose(self, dims)
+                self.given = memories(found.program.graph.inputs, args)
+                self.handed = {}
+        self.current = found
         self.session.called(self)
         return found
 

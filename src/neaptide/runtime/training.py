@@ -23,7 +23,7 @@ from neaptide.memory import Envelope, envelope
 from neaptide.program import Program
 from neaptide.runtime import recover
 from neaptide.runtime.recomputing import Recomputing, Ways, least
-from neaptide.runtime.room import ANYTHING, Room
+from neaptide.runtime.room import Room
 from neaptide.runtime.runner import Dims, Rung, Unit, memories
 from neaptide.runtime.version import Crossing, InParts, Version, versions
 
@@ -47,7 +47,8 @@ class Training(Unit):
         self._absent = usually_absent(graph)
         self._random = tuple({graph.device for op in graph.ops if op.random})
         self._changing = graph.mutated
-        self._latest: dict[Dims, Hashable] = {}
+        self._ran: dict[Dims, Rung] = {}
+        """The rung of the last call at each size."""
         self._tight: dict[Crossing, Rung] = {}
         self._searches: dict[tuple[Version, frozenset[int], frozenset[int]], Recomputing] = {}
         self._origins: dict[int, tuple[Crossing, frozenset[int]]] = {}
@@ -86,13 +87,15 @@ class Training(Unit):
         self.rungs = tuple(made)
 
     def situation(self, dims: Dims) -> Hashable:
-        """Under a budget also what earlier calls left there; a forward that a checkpoint repeats runs as it did."""
+        """Under a budget also what earlier calls left there."""
         if not self.session.bounded:
             return dims
-        if current_backward() == -1:
-            ledger = self.session.ledger
-            self._latest[dims] = (dims, ledger.saved, ledger.accumulates, self.session.informed)
-        return self._latest.get(dims, dims)
+        ledger = self.session.ledger
+        return (dims, ledger.saved, ledger.accumulates, self.session.informed)
+
+    def repeated(self, dims: Dims) -> Rung | None:
+        """Inside a backward a checkpoint repeats a forward, which has to save what it saved then."""
+        return self._ran.get(dims) if current_backward() != -1 else None
 
     def tighter(self, dims: Dims, room: Room | None) -> Rung | None:
         if not self.session.bounded:
@@ -102,14 +105,14 @@ class Training(Unit):
         for crossing in ways:
             rung = self._letting(crossing)
             if rung is None:
-                ways.told(ANYTHING)
+                ways.refuse(crossing)
                 continue
             if room is not None and room.holds(rung.peak(dims), rung.kept(dims)):
                 return rung
             ways.told(rung.peak(dims))
             tried.append(rung)
         target = room or Room(0, 0)
-        return min(tried, key=lambda rung: target.beyond(rung.peak(dims), rung.kept(dims)))
+        return min(tried, key=lambda rung: target.beyond(rung.peak(dims), rung.kept(dims)), default=None)
 
     def least(self, dims: Dims, last: bool) -> Room:
         if not self.session.bounded:
@@ -151,7 +154,7 @@ class Training(Unit):
 
     def _forward(self, args: list[Any]) -> list[Any]:
         self.catch_up()
-        rung = self.rung(args)
+        rung = self._ran[self.last] = self.rung(args)
         versions = self._seen_versions(args) if self._watched else None
         context = autograd_context()
         if context is not None:

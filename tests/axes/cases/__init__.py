@@ -4,7 +4,7 @@ from tests.axes.cases.call import Case, as_list
 from tests.axes.cases.elements import FACTORIES, INDEXING, POINTWISE
 from tests.axes.cases.images import CONVOLUTION
 from tests.axes.cases.layers import ATTENTION, MATRIX, NORMS
-from tests.axes.cases.reductions import REDUCTIONS
+from tests.axes.cases.reductions import LOSSES, REDUCTIONS
 from tests.axes.cases.shapes import SLICES, VIEWS
 
 __all__ = ["CASES", "Case", "as_list"]
@@ -20,4 +20,5 @@ CASES: list[Case] = [
     *ATTENTION,
     *NORMS,
     *REDUCTIONS,
+    *LOSSES,
 ]

@@ -6,16 +6,7 @@ from tests.axes.cases.call import b, call, n, r
 
 aten = torch.ops.aten
 
-TOTAL = torch.tensor(4.0)
-LOSSES = [
-    call(aten.nll_loss_forward.default, r(5, 7), n(7, 5), None, 2, -100),
-    call(aten.nll_loss_forward.default, r(5, 7), n(7, 5), r(7), 2, 3),
-    call(aten.nll_loss_backward.default, torch.tensor(2.0), r(5, 7), n(7, 5), None, 1, -100, TOTAL),
-    call(aten.nll_loss_backward.default, torch.tensor(2.0), r(5, 7), n(7, 5), r(7), 2, 3, TOTAL),
-    call(aten.nll_loss_backward.default, r(5), r(5, 7), n(7, 5), None, 0, -100, TOTAL),
-]
 REDUCTIONS = [
-    *LOSSES,
     call(aten._softmax.default, r(3, 5, 7), -1, False),
     call(aten._log_softmax.default, r(3, 5, 7), 1, False),
     call(aten._safe_softmax.default, r(3, 5), -1),
@@ -74,4 +65,13 @@ REDUCTIONS = [
     call(aten.var_mean.dim, r(3, 5), [0]),
     call(aten.std_mean.dim, r(3, 5), [0]),
     call(aten.linalg_vector_norm.default, r(3, 5), 2, [1], True),
+]
+
+TOTAL = torch.tensor(4.0)
+LOSSES = [
+    call(aten.nll_loss_forward.default, r(5, 7), n(7, 5), None, 2, -100),
+    call(aten.nll_loss_forward.default, r(5, 7), n(7, 5), r(7), 2, -100),
+    call(aten.nll_loss_backward.default, torch.tensor(2.0), r(5, 7), n(7, 5), None, 1, -100, TOTAL),
+    call(aten.nll_loss_backward.default, torch.tensor(2.0), r(5, 7), n(7, 5), r(7), 2, 3, TOTAL),
+    call(aten.nll_loss_backward.default, r(5), r(5, 7), n(7, 5), None, 0, -100, TOTAL),
 ]
