@@ -134,7 +134,7 @@ def test_two_calls_under_way_a_second_backward_and_hooks(folder: Path) -> None:
 def test_a_copy_and_other_sizes_run_as_well(folder: Path) -> None:
     model = Stack()
     neaptide.compile(model, budget="min")
-    for rows in (96, 40, 71):
+    for rows in (96, 71):
         assert all(map(torch.equal, step(model, X[:rows]), step(copy.deepcopy(model), X[:rows])))
 
 
