@@ -27,9 +27,9 @@ demo: $(STAMP)
 	MALLOC_MMAP_THRESHOLD_=65536 $(BIN)/python examples/demo.py
 
 # Peaks are measured in some tests: freed tensors must go back to the kernel. Two processes share the machine: threads that wait
-# must not spin.
+# must not spin, and the one that is done first takes over from the other.
 test: $(STAMP)
-	MALLOC_MMAP_THRESHOLD_=65536 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 $(ARGS)
+	MALLOC_MMAP_THRESHOLD_=65536 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
