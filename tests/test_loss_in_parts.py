@@ -37,6 +37,10 @@ def shifted(scores: Tensor, ids: Tensor) -> Tensor:
     return F.cross_entropy(scores[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
 
+def row_by_row(scores: Tensor, ids: Tensor) -> Tensor:
+    return F.cross_entropy(scores.flatten(0, 1), ids.flatten(), reduction="none").square().mean()
+
+
 class Language(nn.Module):
     """Words to scores and a loss; the words' table and the head are one."""
 
@@ -116,10 +120,15 @@ def test_what_flows_back_otherwise_than_usual_is_right_too() -> None:
         assert_close(gradients(model, IDS, end), gradients(plain, IDS, end))
 
 
-def test_a_slice_of_the_scores_and_half_precision_run_as_well() -> None:
-    model, plain = Language(shifted), Language(shifted)
-    neaptide.compile(model, budget="min")
+@pytest.mark.parametrize("loss", [shifted, row_by_row])
+def test_losses_that_are_not_made_in_parts_run_as_well(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    model, plain = Language(loss), Language(loss)
+    handle = neaptide.compile(model, budget="min")
     assert_close(gradients(model, IDS), gradients(plain, IDS))
+    assert handle.stats.captures == 1
+
+
+def test_half_precision_runs_as_well() -> None:
     model, plain = Language(mean), Language(mean)
     neaptide.compile(model, budget="min")
     with torch.autocast("cpu", torch.bfloat16):

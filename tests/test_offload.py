@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import math
 import os
 import signal
 import subprocess
@@ -17,7 +18,9 @@ from torch import Tensor, nn
 
 import neaptide
 from neaptide import away
-from neaptide.away import OffloadError, Store
+from neaptide.away import Store
+from neaptide.errors import OffloadError
+from neaptide.hardware import time_probes
 
 BLOCKS, WIDTH = 12, 128
 X = torch.randn(96, 64, WIDTH)
@@ -88,6 +91,11 @@ def test_memory_is_no_place_to_send_to(monkeypatch: pytest.MonkeyPatch, folder: 
     away.place.cache_clear()
     with pytest.raises(OffloadError, match="NEAPTIDE_OFFLOAD"):
         away.send(Store(), "x", torch.ones(3))
+
+
+def test_a_disk_that_takes_nothing_is_not_planned_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(away, "open_unnamed", lambda: os.open("/dev/full", os.O_RDWR))
+    assert time_probes("cpu")["away"] == math.inf
 
 
 def test_a_full_disk_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:

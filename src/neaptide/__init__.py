@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from neaptide.errors import CaptureError as CaptureError
     from neaptide.errors import InputError as InputError
     from neaptide.errors import NeaptideError as NeaptideError
+    from neaptide.errors import OffloadError as OffloadError
     from neaptide.handle import Handle as Handle
     from neaptide.handle import compile as compile
     from neaptide.measurement import Measurement as Measurement
@@ -28,6 +29,7 @@ _HOMES = {
     "InputError": "errors",
     "Measurement": "measurement",
     "NeaptideError": "errors",
+    "OffloadError": "errors",
     "Plan": "plans",
     "compile": "handle",
     "estimate": "dryrun",

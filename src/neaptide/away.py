@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,7 +23,7 @@ import torch
 
 from neaptide._torch import FakeTensor
 from neaptide.allocator import PAGE
-from neaptide.errors import NeaptideError
+from neaptide.errors import OffloadError
 from neaptide.folders import cache_folder
 
 ONCE = 1 << 30
@@ -30,10 +31,6 @@ ONCE = 1 << 30
 SMALL = 1 << 20
 """Bytes below which nothing is worth sending."""
 IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
-
-
-class OffloadError(NeaptideError, OSError):
-    """Nothing can be sent away: there is no disk for it, or it is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +115,7 @@ def open_unnamed() -> int:
     folder = place()
     if folder is None:
         raise OffloadError(
-            f"nothing can be sent away: {', '.join(str(f) for f in _folders())} are in memory or cannot be written to. "
+            f"nothing can be sent away: {', '.join(map(str, _folders()))} are in memory, cannot be written to, or not Linux's. "
             "Set NEAPTIDE_OFFLOAD to a folder on a disk, or forbid it with offload=False."
         )
     with suppress(OSError):  # some file systems cannot make files without a name
@@ -130,7 +127,12 @@ def open_unnamed() -> int:
 
 @cache
 def place() -> Path | None:
-    """The folder in which values wait: `NEAPTIDE_OFFLOAD`, or one for temporary files or caches, if it is on a disk."""
+    """The folder in which values wait: `NEAPTIDE_OFFLOAD`, or one for temporary files or caches, if it is on a disk.
+
+    None where there is none, or the system has no such files and no advice about them: Linux has.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
     return next((folder for folder in _folders() if _is_on_disk(folder) and os.access(folder, os.W_OK)), None)
 
 

@@ -15,6 +15,10 @@ class CaptureError(NeaptideError):
     """A model could not be captured as a graph."""
 
 
+class OffloadError(NeaptideError, OSError):
+    """Nothing can be sent away: there is no disk for it, or it is full."""
+
+
 class BudgetError(NeaptideError, MemoryError):
     """The budget cannot be met. Carries the figures, so that a script can act on them.
 

@@ -58,9 +58,11 @@ def forward(session: Session, run: Callable[[list[Any]], T], args: list[Any], ra
 
 def whole_step(session: Session, closure: Callable[[], T], modules: Sequence[nn.Module]) -> T:
     """Run a step; where memory runs out, put back what was there before, and run it again with a tighter plan."""
+    session.begin_step()
+    if session.budget.limit is None:  # there is nothing to tighten
+        return closure()
     before = _Before(modules)
     while True:
-        session.begin_step()
         try:
             return closure()
         except Exception as error:

@@ -42,42 +42,20 @@ class Version:
 
     rewrites: tuple[str, ...] = ()
 
-    def __init__(self, graph: Graph, traced: Graph | None = None) -> None:
-        self.graph, self.traced = graph, traced or graph
-
-    @cached_property
-    def _own(self) -> Mapping[str, int]:
-        return {value.name: number for number, value in enumerate(self.graph.values)}
-
-    @cached_property
-    def _theirs(self) -> Mapping[str, int]:
-        return {value.name: number for number, value in enumerate(self.traced.values)}
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
 
     def own(self, values: Iterable[int]) -> frozenset[int]:
         """Values of the traced graph, as far as they are in this one."""
-        if self.graph is self.traced:
-            return frozenset(values)
-        found = (self._own.get(self.traced.values[v].name) for v in values)
-        return frozenset(v for v in found if v is not None)
+        return frozenset(values)
 
     def theirs(self, values: Iterable[int]) -> frozenset[int]:
         """Values of this graph, as far as they are in the traced one."""
-        if self.graph is self.traced:
-            return frozenset(values)
-        found = (self._theirs.get(self.graph.values[v].name) for v in values)
-        return frozenset(v for v in found if v is not None)
+        return frozenset(values)
 
     def slots(self, slots: Slots) -> Slots:
         """The slots of the traced graph, by the values and ops of this one."""
-        if self.graph is self.traced:
-            return slots
-        ops = {op.name: number for number, op in enumerate(self.graph.ops)}
-        tensors, sizes = (
-            tuple(None if v is None else self._own.get(self.traced.values[v].name) for v in group)
-            for group in (slots.tensors, slots.sizes)
-        )
-        marks = tuple(None if m is None else ops.get(self.traced.ops[m].name) for m in slots.marks)
-        return Slots(tensors, slots.ranks, marks, sizes)
+        return slots
 
     def serves(self, absent: frozenset[int]) -> bool:
         """Whether there are programs for backwards in which these tangents, of the traced graph, are absent."""
@@ -97,13 +75,38 @@ class InParts(Version):
     """A joint graph with its loss in parts, for backwards in which the usual tangents are absent."""
 
     def __init__(self, graph: Graph, traced: Graph, regions: tuple[Region, Region], absent: frozenset[int]) -> None:
-        super().__init__(graph, traced)
-        self._absent = absent
+        super().__init__(graph)
+        self._traced, self._absent = traced, absent
         self._chosen = [(region, _rows(graph, region)) for region in regions]
         rows = self._chosen[0][1]
         self.rewrites = (f"the loss is made in parts of {rows} rows, and the sums of gradients over them in as many",)
         inner = {v for part in regions[0].parts for v in graph.ops[part.op].outputs}
         self._inner = inner - {made.value for made in regions[0].made}
+
+    @cached_property
+    def _own(self) -> Mapping[str, int]:
+        return {value.name: number for number, value in enumerate(self.graph.values)}
+
+    @cached_property
+    def _theirs(self) -> Mapping[str, int]:
+        return {value.name: number for number, value in enumerate(self._traced.values)}
+
+    def own(self, values: Iterable[int]) -> frozenset[int]:
+        found = (self._own.get(self._traced.values[v].name) for v in values)
+        return frozenset(v for v in found if v is not None)
+
+    def theirs(self, values: Iterable[int]) -> frozenset[int]:
+        found = (self._theirs.get(self.graph.values[v].name) for v in values)
+        return frozenset(v for v in found if v is not None)
+
+    def slots(self, slots: Slots) -> Slots:
+        ops = {op.name: number for number, op in enumerate(self.graph.ops)}
+        tensors, sizes = (
+            tuple(None if v is None else self._own.get(self._traced.values[v].name) for v in group)
+            for group in (slots.tensors, slots.sizes)
+        )
+        marks = tuple(None if m is None else ops.get(self._traced.ops[m].name) for m in slots.marks)
+        return Slots(tensors, slots.ranks, marks, sizes)
 
     def serves(self, absent: frozenset[int]) -> bool:
         return absent == self._absent
@@ -124,7 +127,7 @@ class InParts(Version):
 
     def as_traced(self, crossing: Crossing, changing: Collection[int]) -> Program:
         """The program of the traced graph that runs after the same forward."""
-        return recompute(self.traced, self.theirs(crossing.keep), changing, self.theirs(crossing.away))
+        return recompute(self._traced, self.theirs(crossing.keep), changing, self.theirs(crossing.away))
 
 
 def versions(graph: Graph, described: Mapping[str, Input], in_parts: bool) -> tuple[Version, ...]:

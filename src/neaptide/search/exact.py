@@ -38,18 +38,16 @@ def optimum(scene: Scene, target: int, limit: float = 60.0) -> Optimum | None:
 
 
 class _Equations:
-    """Linear constraints over numbered variables, as they come."""
+    """Linear constraints over numbered variables between 0 and 1, as they come."""
 
     def __init__(self) -> None:
         self.prices: list[float] = []
-        self.highest: list[float] = []
         self.whole: list[bool] = []
         self._entries: list[tuple[int, int, float]] = []
         self._most: list[float] = []
 
-    def variable(self, price: float = 0.0, whole: bool = True, highest: float = 1.0) -> int:
+    def variable(self, price: float = 0.0, whole: bool = True) -> int:
         self.prices.append(price)
-        self.highest.append(highest)
         self.whole.append(whole)
         return len(self.prices) - 1
 
@@ -64,7 +62,7 @@ class _Equations:
         found = milp(
             np.array(self.prices),
             integrality=np.array(self.whole, dtype=int),
-            bounds=Bounds(0, np.array(self.highest)),  # type: ignore[arg-type]
+            bounds=Bounds(0, 1),
             constraints=LinearConstraint(matrix, -np.inf, np.array(self._most)),  # type: ignore[arg-type]
             options={"time_limit": limit, "mip_rel_gap": 1e-4},
         )

@@ -29,20 +29,23 @@ def loss_regions(graph: Graph) -> tuple[Graph, Region, Region] | None:
     if forward is None or backward is None:
         return None
     net = Net(graph)
+    along, back = _by_rows(net, forward), _by_rows(net, backward)
+    if along is None or back is None:
+        return None
     scores = net.operands[forward][0]
     sizes = _Sizes(graph, scores)
     made, readers = sizes.makers(net, scores), sizes.readers(net, backward)
     order = _one_behind_the_other(graph, readers)
     graph, stop = reordered(graph, order), order.index(readers[-1]) + 1
     net = Net(graph)
-    after = grow(net, backward, _by_rows(net, backward), backward, stop, made) if made else None
+    after = grow(net, backward, back, backward, stop, made) if made else None
     if after is None:
         return None
     looped = {part.op for part in after.parts}
     again = {v for op in looped if op < after.start for v in graph.ops[op].outputs}
     for value in again:  # what the backward makes again for itself it does not read from the forward
         net.users[value] = [(user, at) for user, at in net.users[value] if user not in looped or user < after.start]
-    before = grow(net, forward, _by_rows(net, forward), min(made), forward + 1)
+    before = grow(net, forward, along, min(made), forward + 1)
     return None if before is None else (graph, before, after)
 
 
@@ -52,10 +55,9 @@ def _only(graph: Graph, target: object, phase: str) -> int | None:
     return found[0] if len(found) == 1 else None
 
 
-def _by_rows(net: Net, op: int) -> Axis:
+def _by_rows(net: Net, op: int) -> Axis | None:
     """The axis along the rows of a loss."""
-    rows = (axis for axis in net.axes(op) if Flow(0) in axis.inputs)
-    return next(rows, Axis((), ()))
+    return next((axis for axis in net.axes(op) if Flow(0) in axis.inputs), None)
 
 
 class _Sizes:
