@@ -6,7 +6,10 @@ peak that one of those reaches as its budget; and the lowest that we reach by re
 mark of a step after two to warm up. Times: ours and theirs in one process with the default allocator, steps taken in turns, the
 median ratio of the pairs.
 
-    python benchmarks/remat.py [--only bert,vit] [--pairs 21] [--json remat.json]
+With `--budgets`: three sizes of each model, budgets from what eager takes down to the smallest reachable and one below it,
+each beside the peak that a step inside it takes.
+
+    python benchmarks/remat.py [--only bert,vit] [--pairs 21] [--json remat.json] [--budgets]
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,8 @@ from benchmarks.asking import ask  # noqa: E402
 
 NAMES = ("gpt2", "gpt2-eager", "llama", "bert", "vit", "unet")
 SHARES = (1.0, 0.7, 0.5, 0.3, 0.1, 0.0)
+SIZES = (1.0, 0.75, 0.5)
+"""Of the batch, how much is taken: of the length of texts, of the number of images, of the side of what UNet reads."""
 WARM = 2
 Row = dict[str, Any]
 
@@ -84,6 +90,18 @@ def build(name: str) -> tuple[Any, Any]:
             return unet.train(), (torch.randn(2, 4, 64, 64), torch.tensor(10), torch.randn(2, 77, 128))
 
 
+def sized(name: str, size: float) -> tuple[Any, Any]:
+    """A model and its batch, cut to a part of its size."""
+    model, inputs = build(name)
+    if name == "unet":
+        noise, *rest = inputs
+        side = int(noise.shape[-1] * size)
+        return model, (noise[..., :side, :side].contiguous(), *rest)
+    if name == "vit":
+        return model, {key: value[: int(len(value) * size)].contiguous() for key, value in inputs.items()}
+    return model, {key: value[:, : int(value.shape[1] * size)].contiguous() for key, value in inputs.items()}
+
+
 def prepare(name: str, way: str) -> tuple[Callable[[], None], Any]:
     """A step of a model under a way, and our handle, if there is one.
 
@@ -132,6 +150,40 @@ def peak(name: str, way: str) -> Row:
     fixed = 2 * sum(p.numel() * p.element_size() for p in model.parameters())
     told = {} if handle is None else {"predicted": handle.plan.peak, "planning": handle.stats.planning_seconds}
     return {"peak": taken.peak, "fixed": fixed, **told}
+
+
+def budgets(name: str, size: float) -> Row:
+    """Peaks of steps at one size inside budgets from what eager takes to the smallest reachable, and what is said below it."""
+    import torch
+
+    import neaptide
+    from neaptide.dryrun import run_step
+    from neaptide.errors import BudgetError
+
+    model, inputs = sized(name, size)
+    plain = neaptide.estimate(model, inputs).peak
+
+    def taken(budget: int | str) -> tuple[int, int]:
+        torch.compiler.reset()
+        handle = neaptide.compile(model, budget=budget)
+        try:
+            for _ in range(WARM):
+                run_step(model, inputs, True)
+                model.zero_grad()
+            return neaptide.measure(run_step, model, inputs, True).peak, handle.plan.peak
+        finally:
+            model.zero_grad()
+            handle.release()
+
+    _, least = taken("min")
+    limits = [int(least + share * (plain - least)) for share in SHARES]
+    found = [(limit, *taken(limit)) for limit in limits]
+    try:
+        taken(int(least * 0.97))
+        below = None
+    except BudgetError as error:
+        below = str(error)
+    return {"plain": plain, "least": least, "found": found, "below": below}
 
 
 def turns(name: str, ours: str, theirs: str, pairs: int) -> Row:
@@ -183,27 +235,52 @@ def line(row: Row) -> str:
     return "".join(cells)
 
 
+def held(name: str) -> Iterator[Row]:
+    """Budgets and the peaks inside them, at three sizes."""
+    for size in SIZES:
+        yield {"model": name, "size": size, **ask(__file__, "budgets", name, str(size), measuring=True)}
+
+
+def held_line(row: Row) -> str:
+    begin = f"{row['model']:<11}{row['size']:<6}"
+    if "failed" in row:
+        return begin + row["failed"]
+    peaks = [peak for _, peak, _ in row["found"]]
+    most = max(peak / limit for limit, peak, _ in row["found"])
+    off = max(abs(planned / peak - 1) for _, peak, planned in row["found"])
+    rises = max(later / earlier for earlier, later in pairwise(peaks))
+    cells = " ".join(f"{peak / limit:.3f}" for limit, peak, _ in row["found"])
+    figures = f"{row['plain'] / 1e6:>9,.1f}{row['least'] / 1e6:>10,.1f}{most:>8.3f}{rises:>8.3f}{off:>8.2%}  {cells}"
+    return f"{begin}{figures}  {'says what is smallest' if row['below'] else 'NO ERROR BELOW'}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(NAMES), help="models, with commas")
     parser.add_argument("--pairs", type=int, default=21)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rows there, after each of them")
+    parser.add_argument("--budgets", action="store_true", help="whether budgets hold, instead")
     parser.add_argument("--case", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     match options.case:
         case ["peak", name, way]:
             print(json.dumps(peak(name, way)))
             return
+        case ["budgets", name, size]:
+            print(json.dumps(budgets(name, float(size))))
+            return
         case ["turns", name, ours, theirs, pairs]:
             print(json.dumps(turns(name, ours, theirs, int(pairs))))
             return
     heads = f"{'model':<11}{'way':<18}{'budget MB':>10}{'peak MB':>11}{'activations':>14}{'time/its':>10}{'quartiles':>16}"
+    if options.budgets:
+        heads = f"{'model':<11}{'size':<6}{'eager MB':>9}{'least MB':>10}{'most':>8}{'rises':>8}{'off':>8}  peak / budget"
     print(heads)
     found = []
     for name in options.only.split(","):
-        for row in rows_of(name, options.pairs):
+        for row in held(name) if options.budgets else rows_of(name, options.pairs):
             found.append(row)
-            print(line(row), flush=True)
+            print(held_line(row) if options.budgets else line(row), flush=True)
             if options.json:
                 options.json.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -44,16 +44,17 @@ def row_by_row(scores: Tensor, ids: Tensor) -> Tensor:
 class Language(nn.Module):
     """Words to scores and a loss; the words' table and the head are one."""
 
-    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor], with_scores: bool = False) -> None:
+    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor], with_scores: bool = False, layers: int = 1) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.words, self.inner = nn.Embedding(CLASSES, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.words = nn.Embedding(CLASSES, WIDTH)
+        self.inner = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Dropout(0.1)) for _ in range(layers)))
         self.head = nn.Linear(WIDTH, CLASSES, bias=False)
         self.head.weight = self.words.weight
         self.loss, self.with_scores = loss, with_scores
 
     def forward(self, ids: Tensor) -> Any:
-        scores = self.head(F.dropout(torch.tanh(self.inner(self.words(ids))), 0.1))
+        scores = self.head(self.inner(self.words(ids)))
         loss = self.loss(scores, ids)
         return (loss, scores) if self.with_scores else loss
 
@@ -88,6 +89,16 @@ def test_scores_are_never_whole_and_gradients_the_same(loss: Callable[[Tensor, T
     taken = neaptide.measure(lambda: model(ids).backward()).peak - before
     model.zero_grad()
     assert taken <= 1.05 * (plan.peak - plan.parts["parameter"] - plan.parts["input"])
+
+
+def test_what_is_before_it_is_sent_away() -> None:
+    ids = IDS.repeat(8, 4)
+    model, plain = Language(mean, layers=24), Language(mean, layers=24)
+    handle = neaptide.compile(model, budget="min")
+    assert_close(gradients(model, ids), gradients(plain, ids))
+    graph = handle.plan.graphs[0]
+    assert len(graph.regions) == 2
+    assert graph.sent > 0
 
 
 def test_exact_forbids_it() -> None:

@@ -9,7 +9,23 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from neaptide.graph import Graph
-from neaptide.program import Copy, Drop, Loop, Mark, Program, Rerun, Run, Step, Turn, makes, reads, with_drops, with_inner_drops
+from neaptide.program import (
+    Copy,
+    Drop,
+    Fetch,
+    Loop,
+    Mark,
+    Program,
+    Rerun,
+    Run,
+    Send,
+    Step,
+    Turn,
+    makes,
+    reads,
+    with_drops,
+    with_inner_drops,
+)
 
 if TYPE_CHECKING:
     from neaptide.search.chunk import Region
@@ -95,12 +111,16 @@ def _needed(program: Program, steps: Sequence[Step]) -> list[Step]:
     """The steps whose results are read later or handed out, and those with an effect of their own."""
     graph = program.graph
     wanted = set(program.handed)
+    away: set[int] = set()
     kept: list[Step] = []
     for step in reversed(steps):
         effect = isinstance(step, Run) and (graph.ops[step.op].once or graph.ops[step.op].random)
-        if effect or isinstance(step, (Turn, Mark, Copy)) or any(v in wanted for v in makes(graph, step)):
+        fetched = isinstance(step, Send) and step.value in away
+        if effect or fetched or isinstance(step, (Turn, Mark, Copy)) or any(v in wanted for v in makes(graph, step)):
             wanted.update(reads(graph, step))
             kept.append(step)
+            if isinstance(step, Fetch):
+                away.add(step.value)
     return _run_first(kept[::-1])
 
 
