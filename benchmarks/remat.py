@@ -71,6 +71,7 @@ def build(name: str) -> tuple[Any, Any]:
             return BertForMaskedLM(BertConfig(**wide, intermediate_size=2048)).train(), text
         case "vit":
             config = ViTConfig(hidden_size=512, num_hidden_layers=6, num_attention_heads=8, intermediate_size=2048)
+            config.problem_type = "single_label_classification"  # it would find out in the first step, and be captured again
             return ViTForImageClassification(config).train(), {
                 "pixel_values": torch.randn(8, 3, 224, 224),
                 "labels": torch.zeros(8, dtype=torch.int64),
@@ -154,26 +155,22 @@ def peak(name: str, way: str) -> Row:
 
 def budgets(name: str, size: float) -> Row:
     """Peaks of steps at one size inside budgets from what eager takes to the smallest reachable, and what is said below it."""
-    import torch
-
     import neaptide
     from neaptide.dryrun import run_step
     from neaptide.errors import BudgetError
 
     model, inputs = sized(name, size)
     plain = neaptide.estimate(model, inputs).peak
+    handle = neaptide.compile(model, budget="min")
 
     def taken(budget: int | str) -> tuple[int, int]:
-        torch.compiler.reset()
-        handle = neaptide.compile(model, budget=budget)
-        try:
-            for _ in range(WARM):
-                run_step(model, inputs, True)
-                model.zero_grad()
-            return neaptide.measure(run_step, model, inputs, True).peak, handle.plan.peak
-        finally:
+        handle.budget = budget
+        for _ in range(WARM):
+            run_step(model, inputs, True)
             model.zero_grad()
-            handle.release()
+        peak = neaptide.measure(run_step, model, inputs, True).peak
+        model.zero_grad()
+        return peak, handle.plan.peak
 
     _, least = taken("min")
     limits = [int(least + share * (plain - least)) for share in SHARES]

@@ -96,3 +96,30 @@ def test_a_model_that_free_sizes_break_is_captured_per_size_and_says_so() -> Non
             x = torch.randn(rows, 2)
             assert torch.equal(model(x), x)
     assert handle.stats.captures >= 1
+
+
+def test_another_budget_is_another_plan_of_the_same_capture() -> None:
+    model, x = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(8))), torch.randn(4096, 64)
+    handle = neaptide.compile(model, budget="1GiB", offload=False)
+
+    def peak() -> int:
+        model.zero_grad()
+        model(x).square().mean().backward()
+        return handle.plan.graphs[0].peak
+
+    loose = peak()
+    handle.budget = "min"
+    tight = peak()
+    assert tight < loose
+    handle.budget = "1GiB"
+    assert peak() == loose
+    assert handle.stats.captures == 1
+    with pytest.raises(neaptide.InputError, match="6GiB"):
+        handle.budget = "much"
+
+
+def test_no_budget_cannot_become_one() -> None:
+    handle = neaptide.compile(small())
+    handle.budget = None
+    with pytest.raises(neaptide.InputError, match="without a budget"):
+        handle.budget = "1GiB"

@@ -53,6 +53,25 @@ class Handle:
         return self._compiled(*args, **kwargs)
 
     @property
+    def budget(self) -> Budget:
+        """The budget. Set another one at any time: plans are made anew, nothing is captured again.
+
+        >>> layer = nn.Linear(4, 2)
+        >>> handle = compile(layer, budget="2GiB")
+        >>> handle.budget = "1GiB"
+        >>> print(handle.budget)
+        1 GiB
+        """
+        return self._session.budget
+
+    @budget.setter
+    def budget(self, budget: Budget | str | int | float | None) -> None:
+        parsed = parse_budget(budget, device_of(modules_of(self._target)))
+        if not self._session.bounded and (parsed.smallest or parsed.limit is not None):
+            raise InputError("compiled without a budget, so nothing was prepared for one: call neaptide.compile(..., budget=...)")
+        self._session.replan(parsed)
+
+    @property
     def plan(self) -> Plan:
         """How the latest calls ran, and what a step of them takes."""
         return self._session.plan()

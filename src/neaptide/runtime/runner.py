@@ -117,6 +117,7 @@ class Unit:
     def rung(self, args: Sequence[Any]) -> Rung:
         """The rung for a call: a look-up where the situation was met before."""
         dims = self.last = tuple([args[i] if d is None else args[i].shape[d] for i, d in self._where])
+        self.session.arrives(self)
         found = self.repeated(dims)
         if found is None:
             situation = self.situation(dims)

@@ -88,13 +88,16 @@ class Session:
         self.units.append(unit)
         self.stats.captures += 1
 
-    def called(self, unit: Unit) -> None:
-        """A graph is about to run. A step begins anew where all that was saved has been consumed, or a graph recurs."""
-        self.stats.calls += 1
+    def arrives(self, unit: Unit) -> None:
+        """A graph is called. A step begins anew where all that was saved has been consumed, or a graph recurs."""
         again = any(each is unit for each, _ in self._calls)
         nothing_saved = (again or self._turned) and not self.ledger.saved
         if nothing_saved or (again and not unit.graph.trains):
             self.begin_step()
+
+    def called(self, unit: Unit) -> None:
+        """A graph is about to run."""
+        self.stats.calls += 1
         self._calls.append((unit, unit.last))
 
     @property
@@ -120,7 +123,8 @@ class Session:
 
     def replan(self, budget: Budget) -> None:
         """Go on with another budget."""
-        self.budget = budget
+        if budget != self.budget:
+            self.budget, self._margin = budget, 0
         for unit in self.units:
             unit.forget()
         self.begin_step()
