@@ -119,3 +119,75 @@ def test_gradients_that_are_there_already_count() -> None:
     assert handle.plan.graphs[0].peak <= first
     assert handle.plan.peak <= budget
     handle.release()
+
+
+class Piece(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Dropout(0.1)) for _ in range(6)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x)
+
+
+class Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.square().mean()
+
+
+class Broken(nn.Module):
+    """Four pieces with breaks between them; all have the same code, so that few graphs are called often."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.pieces, self.loss = nn.ModuleList(Piece(width) for _ in range(4)), Mean()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, piece in enumerate(self.pieces):
+            if number:
+                torch._dynamo.graph_break()
+            x = piece(x)
+        return self.loss(x)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(4096, 256), (128, 768)])
+def test_pieces_that_share_a_graph_are_inside_the_budget_together_as_measured(rows: int, width: int) -> None:
+    """With few rows gradients are most of it: those of later pieces are there when an earlier one's backward runs."""
+    model, x = Broken(width), torch.randn(rows, width)
+    plain = copy.deepcopy(model)
+    handle = neaptide.compile(model, budget="min", offload=False)
+    before = neaptide.measure(lambda: None).peak - model_bytes(model) - x.nbytes  # what else is alive, here and in other tests
+
+    def taken(budget: int | str) -> tuple[int, int]:
+        handle.budget = budget
+        for _ in range(2):
+            model(x).backward()
+            model.zero_grad()
+        peak = neaptide.measure(lambda: model(x).backward()).peak - before
+        model.zero_grad()
+        return peak, handle.plan.peak
+
+    (low, least), (high, most) = taken("min"), taken(1 << 40)
+    assert (low, high) == (
+        pytest.approx(least, rel=0.03),
+        pytest.approx(most, rel=0.03),
+    )
+    assert least <= (0.7 if rows > width else 1) * most
+    assert handle.stats.captures < len(handle.plan.graphs)
+    for budget in (most, (least + most) // 2, least):  # outputs count as if they were there to the end: 1 % more
+        assert taken(int(1.01 * budget))[0] <= 1.02 * budget
+    with pytest.raises(BudgetError) as no:
+        taken(int(0.96 * least))
+    assert no.value.smallest == pytest.approx(least, rel=0.03)
+    handle.budget = "min"
+    for each in (model, plain):
+        each.zero_grad()
+        torch.manual_seed(3)
+        each(x).backward()
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine.grad, theirs.grad)  # type: ignore[arg-type]
+
+
+def model_bytes(model: nn.Module) -> int:
+    return sum(p.nbytes for p in model.parameters())

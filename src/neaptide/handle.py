@@ -68,7 +68,9 @@ class Handle:
     def budget(self, budget: Budget | str | int | float | None) -> None:
         parsed = parse_budget(budget, device_of(modules_of(self._target)))
         if not self._session.bounded and (parsed.smallest or parsed.limit is not None):
-            raise InputError("compiled without a budget, so nothing was prepared for one: call neaptide.compile(..., budget=...)")
+            raise InputError(
+                "compiled without a budget, so nothing was prepared for one: call neaptide.compile(..., budget=...)"
+            )
         self._session.replan(parsed)
 
     @property

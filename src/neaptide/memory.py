@@ -85,6 +85,8 @@ def spans(program: Program) -> tuple[tuple[str, ...], tuple[Span, ...]]:
         if dead is not None:
             dies[dead] = len(labels)
     end = len(labels)
+    gradients = {memory.home[v]: graph.values[v].storage for v in graph.gradients if v is not None and v in memory.home}
+    outputs = {memory.home[v]: graph.values[v].storage for v in graph.outputs if v is not None and v in memory.home}
     for instance, start in born.items():
         storage = graph.storages[memory.storage[instance]]
         if storage.device != graph.device:
@@ -95,8 +97,13 @@ def spans(program: Program) -> tuple[tuple[str, ...], tuple[Span, ...]]:
         private = kind in ("parameter", "buffer", "input", "other") and not lent  # a copy
         if private or (kind == "temporary" and start < turn < stop):
             kind = "activation"
+        home = memory.storage[instance]
+        if kind == "temporary" and instance in outputs:  # it was written over with what is handed out
+            kind, home = "output", outputs[instance]
+        elif kind == "temporary" and instance in gradients:
+            kind, home = "gradient", gradients[instance]
         if stop > start:
-            about = (storage.path, storage.source, lent, memory.storage[instance])
+            about = (storage.path, storage.source, lent, home)
             found.append(Span(storage.name, storage.size, kind, start, stop, *about))
     return tuple(labels), tuple(found)
 
@@ -158,8 +165,8 @@ def timeline(program: Program, dims: Sequence[int]) -> Timeline:
     return Timeline(labels, tuple(life for life in lives if life.bytes))
 
 
-def peak_beyond(program: Program, dims: Sequence[int]) -> int:
-    """Bytes at the highest step at the sizes `dims`; parameters, buffers and inputs are not in it."""
+def peaks_beyond(program: Program, dims: Sequence[int]) -> tuple[int, int]:
+    """Bytes at the highest step of all and at that of the backward; parameters, buffers and inputs are not in it."""
     labels, found = spans(program)
     taken = bytes_at(program.graph, dims)
     change = np.zeros(len(labels) + 1, dtype=np.int64)
@@ -168,7 +175,8 @@ def peak_beyond(program: Program, dims: Sequence[int]) -> int:
             size = taken(span)
             change[span.born] += size
             change[span.dies] -= size
-    return int(change.cumsum()[:-1].max(initial=0))
+    levels = change.cumsum()[:-1]
+    return int(levels.max(initial=0)), int(levels[turn_of(program) :].max(initial=0))
 
 
 def kept_at_turn(program: Program, dims: Sequence[int]) -> int:
@@ -222,6 +230,8 @@ class Envelope:
     graph: Graph
     columns: np.ndarray
     rows: np.ndarray
+    backward: np.ndarray
+    """Those of the backward alone."""
     saved: np.ndarray
 
     def __repr__(self) -> str:
@@ -230,6 +240,10 @@ class Envelope:
     def peak(self, dims: Sequence[int]) -> int:
         """Bytes at the highest step at the sizes `dims`; parameters, buffers and inputs are not in it."""
         return int((self.rows @ self._bytes(dims)).max(initial=0))
+
+    def back(self, dims: Sequence[int]) -> int:
+        """The same for the backward alone."""
+        return int((self.backward @ self._bytes(dims)).max(initial=0))
 
     def kept(self, dims: Sequence[int]) -> int:
         """Bytes that the forward leaves behind: what is saved for the backward, and its outputs."""
@@ -256,7 +270,7 @@ def envelope(program: Program) -> Envelope:
     for s in own:
         if _is_kept(s, turn, len(labels)):
             at_turn[place[s.size]] += 1
-    return Envelope(program.graph, np.array(columns, dtype=np.int64), undominated(rows), at_turn)
+    return Envelope(program.graph, np.array(columns, dtype=np.int64), undominated(rows), undominated(rows[turn:]), at_turn)
 
 
 def undominated(rows: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Forced:
     chooser, plain = Forced(), capture.starting_points
     monkeypatch.setattr(capture, "starting_points", lambda *given: {**plain(*given), "everything": frozenset()})
     monkeypatch.setattr(Session, "__init__", partialmethod(Session.__init__, bounded=True))
-    monkeypatch.setattr(Session, "choose", lambda session, unit, dims: chooser.choose(session, unit, dims))
+    monkeypatch.setattr(Session, "choose", lambda session, call, *_: chooser.choose(session, call.unit, call.dims))
     return chooser
 
 

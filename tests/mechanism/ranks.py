@@ -78,6 +78,35 @@ def compiled_blocks(model: nn.Module) -> tuple[nn.Module, Iterable[Handle]]:
     return sharded(model), handles
 
 
+def inside_a_budget() -> None:
+    """Each rank's step inside budgets, measured, where Dynamo splits the graph for DDP."""
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(2048, WIDTH)
+    handle = neaptide.compile(model, budget="min", offload=False)
+    call = parallel(model)
+
+    def step() -> None:
+        total(call(x)).backward()
+
+    def taken(budget: int | str) -> tuple[int, int]:
+        handle.budget = budget
+        for _ in range(2):
+            step()
+            model.zero_grad()
+        peak = neaptide.measure(step).peak
+        model.zero_grad()
+        return peak, handle.plan.peak
+
+    before = neaptide.measure(lambda: None).peak  # what else is alive here
+    own = sum(p.nbytes for p in model.parameters()) + x.nbytes
+    least, most = taken("min")[1], taken(1 << 40)[1]
+    assert least < 0.8 * most, f"from {most} to {least}"
+    for budget in (least, (2 * least + most) // 3, most):
+        peak, planned = taken(budget)
+        assert peak - before + own <= 1.02 * budget, f"{peak - before + own} of {budget}, planned {planned}"
+    assert handle.stats.captures == 3
+
+
 CASES = {
     "ddp of compiled": (parallel, ddp_of_compiled, 3),
     "compiled ddp": (parallel, compiled_ddp, 3),
@@ -107,20 +136,26 @@ def main(rank: int, port: str) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     dist.init_process_group("gloo", rank=rank, world_size=2)
     torch.set_num_threads(1)
+    alone("inside a budget", inside_a_budget)
     chooser, plain = Forced(), capture.starting_points
     capture.starting_points = lambda *given: {**plain(*given), "everything": frozenset()}
     Session.__init__ = partialmethod(Session.__init__, bounded=True)
-    Session.choose = lambda session, unit, dims: chooser.choose(session, unit, dims)
+    Session.choose = lambda session, call, *_: chooser.choose(session, call.unit, call.dims)
     for case in CASES:
         torch._dynamo.reset()
-        try:
-            run(case, rank, chooser)
-            print(f"{case}: well", flush=True)
-        except Exception:
-            traceback.print_exc()
-            print(f"{case}: not well", flush=True)
-            os._exit(1)  # the other rank must not wait
+        alone(case, lambda case=case: run(case, rank, chooser))
     dist.destroy_process_group()
+
+
+def alone(case: str, check: Callable[[], None]) -> None:
+    """Run a case and say how it went."""
+    try:
+        check()
+        print(f"{case}: well", flush=True)
+    except Exception:
+        traceback.print_exc()
+        print(f"{case}: not well", flush=True)
+        os._exit(1)  # the other rank must not wait
 
 
 if __name__ == "__main__":

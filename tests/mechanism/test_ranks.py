@@ -1,4 +1,4 @@
-"""Two ranks over gloo, each a process of its own: gradients are averaged as without Neaptide, on every rung."""
+"""Two ranks over gloo, each a process of its own: gradients are averaged as without Neaptide, on every rung; budgets hold."""
 
 import os
 import socket
@@ -41,7 +41,7 @@ def said() -> list[tuple[str, str]]:
             rank.kill()
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_gradients_over_two_ranks_equal_those_of_eager(said, case):
+@pytest.mark.parametrize("case", ["inside a budget", *CASES])
+def test_two_ranks_are_as_without_and_inside_their_budgets(said, case):
     for out, trouble in said:
         assert f"{case}: well" in out.splitlines(), trouble

@@ -21,19 +21,21 @@ from neaptide.timeline import Life, Timeline
 from neaptide.timing import seconds
 
 if TYPE_CHECKING:
-    from neaptide.runtime.runner import Dims, Rung, Unit
+    from neaptide.runtime.runner import Call, Dims, Rung, Unit
     from neaptide.runtime.session import Session
 
 
 def make_plan(session: Session, resident: Sequence[Resident]) -> Plan:
     """The `Plan` of the graphs that the session called last."""
     parts: list[_Part] = []
-    for unit in session.recent:
-        unit.catch_up()
-        rung = unit.current or session.choose(unit, unit.last)
+    saved = 0
+    for place, call in enumerate(session.calls):
+        call.unit.catch_up()
+        rung = call.rung if call.unit.knows(call) else session.choose(call, saved, place)
+        saved += rung.take(call.dims).kept
         labels, found = spans(rung.usual)
-        parts.append(_Part(unit, rung, labels, found, turn_of(rung.usual)))
-    graphs = tuple(_graph_plan(part.unit, part.rung, part.unit.last) for part in parts)
+        parts.append(_Part(call, rung, labels, found, turn_of(rung.usual)))
+    graphs = tuple(_graph_plan(part.call.unit, part.rung, part.call.dims) for part in parts)
     return Plan(session.budget.limit, graphs, _Step(parts, resident).timeline())
 
 
@@ -41,13 +43,17 @@ def make_plan(session: Session, resident: Sequence[Resident]) -> Plan:
 class _Part:
     """One graph of the step, and where its forward and backward begin in the steps of all."""
 
-    unit: Unit
+    call: Call
     rung: Rung
     labels: tuple[str, ...]
     spans: tuple[Span, ...]
     turn: int
     forward: int = 0
     backward: int = 0
+
+    @property
+    def graph(self) -> Graph:
+        return self.rung.usual.graph
 
     def at(self, step: int) -> int:
         """A step of this graph among the steps of all."""
@@ -70,12 +76,14 @@ class _Step:
             self.labels += part.labels[part.turn :]
         self.end = len(self.labels)
         self.owned = any(r.kind in ("parameter", "buffer") for r in resident)
+        self.accumulates = any(r.kind == "gradient" for r in resident)
+        self.handed = {m for part in parts for m in part.call.handed if m is not None}
 
     def timeline(self) -> Timeline:
         lives = [Life(r.name, r.kind, r.bytes, 0, self.end, r.path) for r in self.resident]
         counted: set[int] = set()
         for part in self.parts:
-            taken = bytes_at(part.rung.usual.graph, part.unit.last)
+            taken = bytes_at(part.graph, part.call.dims)
             for span in part.spans:
                 dies = self._dies(part, span, counted)
                 born = 0 if span.lent else part.at(span.born)
@@ -87,53 +95,55 @@ class _Step:
         """Where a span ends in the whole step; 0 where it is counted elsewhere."""
         if span.lent:
             return self._lent(part, span, counted)
-        if span.dies < len(part.labels):
+        if span.dies < len(part.labels) or span.kind not in ("output", "gradient"):
             return part.after(span.dies)
-        if span.kind == "gradient" and self._flows_on(part, span):
+        if span.kind == "gradient" and (self._flows_on(part, span) or self._is_added(part, span)):
             return part.after(span.dies)
         users = self._users(part, span) if span.kind == "output" else []
         if not users:
             return self.end
         last = users[-1]
-        kept = last.unit.graph.trains and self._is_saved(part, span, last)
+        kept = last.graph.trains and self._is_saved(part, span, last)
         return last.after(len(last.labels)) if kept else last.forward + last.turn
 
     def _lent(self, part: _Part, span: Span, counted: set[int]) -> int:
         if span.kind in ("parameter", "buffer") and self.owned:
             return 0
-        memory = _memory(part.unit.given, part, span)
-        handed = {m for other in self.parts for m in other.unit.handed.values()}
+        memory = _memory(part.graph.inputs, part.call.given, part, span)
         if memory is None:
             return self.end
-        if memory in handed or memory in counted:
+        if memory in self.handed or memory in counted:
             return 0
         counted.add(memory)
         return self.end
 
     def _users(self, part: _Part, span: Span) -> list[_Part]:
         """The later graphs that take an output of this one."""
-        memory = _memory(part.unit.handed, part, span)
+        memory = _memory(part.graph.outputs, part.call.handed, part, span)
         later = self.parts[self.parts.index(part) + 1 :]
-        return [p for p in later if memory is not None and memory in p.unit.given.values()]
+        return [p for p in later if memory is not None and memory in p.call.given]
 
     def _is_saved(self, part: _Part, span: Span, user: _Part) -> bool:
-        memory = _memory(part.unit.handed, part, span)
-        return any(user.unit.given.get(v) == memory for v in user.rung.usual.saved)
+        memory = _memory(part.graph.outputs, part.call.handed, part, span)
+        saved = set(user.rung.usual.saved)
+        return any(m == memory and v in saved for v, m in zip(user.graph.inputs, user.call.given, strict=False))
 
     def _flows_on(self, part: _Part, span: Span) -> bool:
         """Whether a gradient goes to an earlier graph, where it is counted as its tangent."""
-        graph = part.unit.graph
-        handed = {m for other in self.parts for m in other.unit.handed.values()}
-        for given, gradient in zip(graph.inputs, graph.gradients, strict=False):
-            if gradient is not None and graph.values[gradient].storage == span.storage:
-                return part.unit.given.get(given) in handed
-        return False
+        return _memory(part.graph.gradients, part.call.given, part, span) in self.handed
+
+    def _is_added(self, part: _Part, span: Span) -> bool:
+        """Whether a gradient is added to one that is there: from before the step, or from a later call."""
+        memory = _memory(part.graph.gradients, part.call.given, part, span)
+        later = self.parts[self.parts.index(part) + 1 :]
+        return self.accumulates or any(memory in other.call.gradients for other in later)
 
 
-def _memory(memories: dict[int, int], part: _Part, span: Span) -> int | None:
-    """The memory of a span, by the values of its storage that were seen at run time."""
-    values = part.rung.usual.graph.values
-    return next((m for v, m in memories.items() if values[v].storage == span.storage), None)
+def _memory(values: Sequence[int | None], memories: Sequence[int | None], part: _Part, span: Span) -> int | None:
+    """The memory of a span, by the one of `values` that is in its storage and in one of the `memories`."""
+    known = part.graph.values
+    pairs = zip(values, memories, strict=False)
+    return next((m for v, m in pairs if v is not None and known[v].storage == span.storage), None)
 
 
 def _region_plan(graph: Graph, loop: Loop, dims: Dims) -> RegionPlan:
@@ -172,7 +182,7 @@ def _graph_plan(unit: Unit, rung: Rung, dims: Dims) -> GraphPlan:
         sum(isinstance(step, Run) for step in steps),
         rung.reruns,
         sum(isinstance(step, (Run, Rerun)) and step.onto is not None for step in steps),
-        rung.kept(dims) if graph.trains else 0,
+        rung.take(dims).kept,
         rung.peak(dims),
         (*graph.notes, *unit.notes),
         rung.rewrites,

@@ -101,11 +101,11 @@ class Inference(Unit):
         return recover.forward(self.session, self._run, args, self._random)
 
     def _run(self, args: list[Any]) -> Sequence[Any]:
-        rung = self.rung(args)
+        call = self.call(args)
+        rung = call.rung
         piece = self._pieces.get(rung.number)
         if piece is None:
             piece = self._pieces[rung.number] = emit_inference(rung.program)
         results = self.session.run(piece, args)
-        if not self.handed:
-            self.handed = memories(rung.program.graph.outputs, results)
+        call.handed = memories(results)
         return results

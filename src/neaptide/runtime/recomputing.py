@@ -8,12 +8,13 @@ smaller room never gets a choice that takes more.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from neaptide.hardware import this_machine
 from neaptide.runtime.room import Room
 from neaptide.runtime.version import Crossing, Version
+from neaptide.search.chain import Take
 from neaptide.search.recompute import Choice, Chooser, Cutter, Judge, Scene
 
 Dims = tuple[int, ...]
@@ -32,9 +33,12 @@ class Weighed:
     """What a choice takes at one size."""
 
     crossing: Crossing
-    peak: int
-    kept: int
-    seconds: float
+    take: Take
+
+    @property
+    def order(self) -> tuple[float, int]:
+        """The fastest first, and of those the smallest."""
+        return self.take.seconds, self.take.peak
 
 
 class Recomputing:
@@ -77,8 +81,8 @@ class Recomputing:
                 self._weighed.clear()
             scene = self._scene(dims)
             played = ((scene.play(choice), crossing) for choice, crossing in self._choices.items())
-            found = (Weighed(crossing, p.peak, p.kept, p.seconds) for p, crossing in played)
-            self._weighed[dims] = sorted(found, key=lambda w: (w.seconds, w.peak))
+            found = (Weighed(crossing, p.take) for p, crossing in played)
+            self._weighed[dims] = sorted(found, key=lambda w: w.order)
         return self._weighed[dims]
 
     def _scene(self, dims: Dims) -> Scene:
@@ -107,24 +111,17 @@ class Recomputing:
         return [Choice(own(crossing, crossing.keep), own(crossing, crossing.away)) for crossing in crossings]
 
 
-def least(found: Sequence[Weighed], last: bool) -> Room:
-    """What the choice takes that is best where memory is scarcest: in the last call of a step the one with the lowest peak,
-    in an earlier one the one that leaves least behind."""
-    best = min(found, key=lambda w: w.peak if last else (w.kept, w.peak))
-    return Room(best.peak, best.kept)
-
-
 class Ways:
     """Choices one after the other, each told what the one before it really takes."""
 
     def __init__(self, found: Iterable[Weighed], room: Room | None) -> None:
-        self._found, self._room = sorted(found, key=lambda w: (w.seconds, w.peak)), room
+        self._found, self._room = sorted(found, key=lambda w: w.order), room
         self._excess = 0
 
-    def told(self, peak: int) -> None:
+    def told(self, take: Take) -> None:
         """The last choice really takes this much."""
         if self._room is not None:
-            self._excess += max(peak - self._room.peak, self._room.peak // 500)
+            self._excess += max(self._room.level(take) - self._room.peak, self._room.peak // 500)
 
     def refuse(self, crossing: Crossing) -> None:
         """There is no program for the last choice."""
@@ -136,7 +133,7 @@ class Ways:
         while self._found:
             fresh = (w for w in self._found if w.crossing not in tried)
             fitting = None if self._room is None or len(tried) >= GUESSES else next(filter(self._fits, fresh), None)
-            choice = fitting or min(self._found, key=lambda w: room.beyond(w.peak, w.kept))
+            choice = fitting or min(self._found, key=lambda w: room.beyond(w.take))
             if choice.crossing in tried:
                 return
             tried.add(choice.crossing)
@@ -146,4 +143,5 @@ class Ways:
 
     def _fits(self, choice: Weighed) -> bool:
         assert self._room is not None
-        return choice.peak <= self._room.peak - self._excess and choice.kept <= self._room.kept
+        room = self._room
+        return room.level(choice.take) <= room.peak - self._excess and choice.take.kept <= room.kept

@@ -1,8 +1,10 @@
-"""What a graph may take: at its peak, and of that what it may leave behind for its backward."""
+"""What a graph may take: at its peak, in its backward, and of that what it may leave behind between the two."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from neaptide.search.chain import Take
 
 ANYTHING = 1 << 62
 """More bytes than there are."""
@@ -10,23 +12,33 @@ ANYTHING = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Bytes beyond what is there before a graph runs.
+    """Bytes beyond what is there before a graph runs; by the time of its backward, `later` bytes more are there.
 
-    >>> Room(100, 40).holds(80, 30), Room(100, 40).holds(80, 50)
-    (True, False)
+    >>> Room(100, 40).holds(Take(80, 70, 30)), Room(100, 40).holds(Take(80, 70, 50)), Room(100, 40, 40).holds(Take(80, 70, 30))
+    (True, False, False)
     """
 
     peak: int
     kept: int
+    later: int = 0
 
-    def holds(self, peak: int, kept: int) -> bool:
-        """Whether something that takes `peak` and leaves `kept` behind fits."""
-        return peak <= self.peak and kept <= self.kept
+    def holds(self, take: Take) -> bool:
+        """Whether a way to run fits."""
+        return self.level(take) <= self.peak and take.kept <= self.kept
 
-    def beyond(self, peak: int, kept: int) -> tuple[int, int]:
-        """How far something is from fitting: first by its peak, and where that fits by what it leaves behind.
+    def level(self, take: Take) -> int:
+        """How high a way to run reaches.
 
-        >>> Room(100, 40).beyond(80, 50) < Room(100, 40).beyond(90, 60) < Room(100, 40).beyond(120, 30)
+        >>> Room(100, 40, 40).level(Take(80, 70, 30))
+        110
+        """
+        return max(take.peak, take.back + self.later)
+
+    def beyond(self, take: Take) -> tuple[int, int]:
+        """How far a way to run is from fitting: first by its level, and where that fits by what it leaves behind.
+
+        >>> room = Room(100, 40)
+        >>> room.beyond(Take(80, 0, 50)) < room.beyond(Take(90, 0, 60)) < room.beyond(Take(120, 0, 30))
         True
         """
-        return max(peak, self.peak), kept
+        return max(self.level(take), self.peak), take.kept

@@ -5,7 +5,7 @@ Here is what both kinds of graph share; inference.py and training.py are the two
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from neaptide.graph import Graph
-from neaptide.memory import Envelope, envelope, kept_at_turn, peak_beyond
+from neaptide.memory import Envelope, envelope, kept_at_turn, peaks_beyond, sizes_at
 from neaptide.program import Loop, Program, Rerun
 from neaptide.runtime.room import Room
+from neaptide.search.chain import Take
 
 if TYPE_CHECKING:
     from neaptide.runtime.session import Session
@@ -35,8 +36,7 @@ class Rung:
 
     rewrites: tuple[str, ...] = ()
     """What was put in for something else of the same meaning."""
-    _peaks: dict[Dims, int] = field(default_factory=dict, init=False, repr=False)
-    _kept: dict[Dims, int] = field(default_factory=dict, init=False, repr=False)
+    _takes: dict[Dims, Take] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def loops(self) -> tuple[Loop, ...]:
@@ -46,21 +46,57 @@ class Rung:
     def _envelope(self) -> Envelope:
         return envelope(self.usual)
 
-    def peak(self, dims: Dims) -> int:
-        """Bytes at the highest step, beyond parameters, buffers and inputs."""
-        if dims not in self._peaks:
-            self._peaks[dims] = peak_beyond(self.usual, dims) if self.loops else self._envelope.peak(dims)
-        return self._peaks[dims]
+    def take(self, dims: Dims) -> Take:
+        """Bytes beyond parameters, buffers and inputs."""
+        if dims not in self._takes:
+            self._takes[dims] = self._looked(dims)
+        return self._takes[dims]
 
-    def kept(self, dims: Dims) -> int:
-        """Bytes that the forward leaves behind."""
-        if dims not in self._kept:
-            self._kept[dims] = kept_at_turn(self.usual, dims) if self.loops else self._envelope.kept(dims)
-        return self._kept[dims]
+    def _looked(self, dims: Dims) -> Take:
+        if not self.usual.graph.trains:
+            return Take(peaks_beyond(self.usual, dims)[0] if self.loops else self._envelope.peak(dims), 0, 0)
+        if self.loops:
+            return Take(*peaks_beyond(self.usual, dims), kept_at_turn(self.usual, dims))
+        return Take(self._envelope.peak(dims), self._envelope.back(dims), self._envelope.kept(dims))
+
+    def peak(self, dims: Dims) -> int:
+        """Bytes at the highest step."""
+        return self.take(dims).peak
 
     @cached_property
     def reruns(self) -> int:
         return sum(isinstance(step, Rerun) for step in self.usual.steps)
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of a graph in a step, at one size; and which memory its inputs and outputs were in, one number for each."""
+
+    unit: Unit
+    dims: Dims
+    given: list[int | None]
+    rung: Rung = field(init=False, repr=False)
+    handed: Sequence[int | None] = ()
+    """What one graph hands to the next is one memory."""
+
+    @cached_property
+    def inputs(self) -> Mapping[int, int]:
+        """The memories of what is given beside parameters and buffers, and the bytes of each."""
+        return self._sized(("input",), self.unit.graph.inputs)
+
+    @cached_property
+    def gradients(self) -> Mapping[int, int]:
+        """The memories of the parameters that get a gradient, and the bytes of each."""
+        return self._sized(("parameter",), self.unit.graph.gradients)
+
+    def _sized(self, kinds: Collection[str], values: Sequence[int | None]) -> Mapping[int, int]:
+        graph = self.unit.graph
+        sizes, found = sizes_at(graph, self.dims), {}
+        for given, value, memory in zip(graph.inputs, values, self.given, strict=False):
+            home, size = graph.values[given].storage, None if value is None else graph.values[value].storage
+            if memory is not None and home is not None and size is not None and graph.storages[home].kind in kinds:
+                found[memory] = sizes[graph.held[size]]
+        return found
 
 
 class Unit:
@@ -69,15 +105,13 @@ class Unit:
     def __init__(self, graph: Graph, session: Session) -> None:
         self.graph, self.session = graph, session
         self.rungs: tuple[Rung, ...] = ()
-        self.chosen: dict[Hashable, Rung] = {}
-        """The rung for each of the situations that were met."""
-        self.current: Rung | None = None
+        self.chosen: dict[Hashable, Call] = {}
+        """The call in each of the situations that were met."""
         self.last: Dims = ()
-        self.given: dict[int, int] = {}
-        """For each input of the last call at new sizes, which memory it was in."""
-        self.handed: dict[int, int] = {}
-        """The same for the outputs: what one graph hands to the next is one memory."""
         self._where = graph.places
+        homes = ((at, graph.values[v].storage) for at, v in enumerate(graph.inputs))
+        self._fed = [at for at, home in homes if home is not None and graph.storages[home].kind == "input"]
+        """The inputs that are others with every call."""
 
     @cached_property
     def customary(self) -> Envelope:
@@ -93,10 +127,9 @@ class Unit:
         """A way to run that takes no more than `room`, beyond the rungs; without a room, the one that takes least."""
         return None
 
-    def least(self, dims: Dims, last: bool) -> Room:
-        """What the graph takes and leaves behind at least, as the last call of a step or an earlier one."""
-        rung = self.rungs[0]
-        return Room(rung.peak(dims), rung.kept(dims) if self.graph.trains else 0)
+    def takes(self, dims: Dims) -> list[Take]:
+        """What the ways to run the graph take."""
+        return [rung.take(dims) for rung in self.rungs]
 
     def catch_up(self) -> None:
         """Go on with what earlier calls taught."""
@@ -105,33 +138,39 @@ class Unit:
         """What the choice of a rung depends on."""
         return dims
 
-    def repeated(self, dims: Dims) -> Rung | None:
-        """The rung of the call that this one repeats, if it does."""
+    def repeated(self, dims: Dims) -> Call | None:
+        """The call that this one repeats, if it does."""
         return None
 
     def forget(self) -> None:
         """Choose anew from here on."""
         self.chosen.clear()
-        self.current = None
 
-    def rung(self, args: Sequence[Any]) -> Rung:
-        """The rung for a call: a look-up where the situation was met before."""
+    def knows(self, call: Call) -> bool:
+        """Whether a call's rung is still the one for its situation."""
+        return any(call.rung is each.rung for each in self.chosen.values())
+
+    def call(self, args: Sequence[Any]) -> Call:
+        """The call with its rung: a look-up where the situation was met before."""
         dims = self.last = tuple([args[i] if d is None else args[i].shape[d] for i, d in self._where])
-        self.session.arrives(self)
         found = self.repeated(dims)
-        if found is None:
-            situation = self.situation(dims)
-            found = self.chosen.get(situation)
-            if found is None:
-                found = self.chosen[situation] = self.session.choose(self, dims)
-                self.given = memories(found.program.graph.inputs, args)
-                self.handed = {}
-        self.current = found
-        self.session.called(self)
+        if found is not None:
+            return found
+        self.session.arrives(self)
+        situation = self.situation(dims)
+        met = self.chosen.get(situation)
+        if met is None or met in self.session.calls:
+            found = Call(self, dims, memories(args))
+            found.rung = self.session.choose(found) if met is None else met.rung
+            self.chosen[situation] = found
+        else:
+            found = met
+            for position in self._fed:
+                found.given[position] = args[position].untyped_storage()._cdata
+        self.session.called(found)
         return found
 
 
-def memories(values: Sequence[int | None], tensors: Sequence[Any]) -> dict[int, int]:
-    """Which memory each value is in, as a number that is equal where the memory is the same."""
-    pairs = zip(values, tensors, strict=False)
-    return {v: t.untyped_storage()._cdata for v, t in pairs if v is not None and isinstance(t, torch.Tensor)}
+def memories(tensors: Sequence[Any]) -> list[int | None]:
+    """Which memory each of these is in, as a number that is equal where the memory is the same."""
+    return [t.untyped_storage()._cdata if isinstance(t, torch.Tensor) else None for t in tensors]

@@ -22,8 +22,11 @@ from neaptide.runtime.compose import make_plan
 from neaptide.runtime.inference import Inference
 from neaptide.runtime.ledger import Ledger
 from neaptide.runtime.room import ANYTHING, Room
-from neaptide.runtime.runner import Dims, Rung, Unit
+from neaptide.runtime.runner import Call, Rung, Unit
 from neaptide.runtime.training import Training
+from neaptide.search.chain import Link
+from neaptide.search.chain import fastest as fastest_chain
+from neaptide.search.chain import lowest as lowest_chain
 
 
 @dataclass
@@ -67,9 +70,9 @@ class Session:
         self._turned = False
         self._margin = 0
         """Bytes of the budget that turned out not to be there."""
-        self._calls: list[tuple[Unit, Dims]] = []
-        self._sequence: list[tuple[Unit, Dims]] | None = None
-        """The calls of this step so far, and those of the last whole step that trained; None before the first."""
+        self.calls: list[Call] = []
+        self._sequence: list[Call] = []
+        """The calls of this step so far, and those of the last whole step that trained."""
 
     def next_name(self) -> str:
         return f"graph {len(self.units)}"
@@ -90,25 +93,20 @@ class Session:
 
     def arrives(self, unit: Unit) -> None:
         """A graph is called. A step begins anew where all that was saved has been consumed, or a graph recurs."""
-        again = any(each is unit for each, _ in self._calls)
+        again = any(call.unit is unit for call in self.calls)
         nothing_saved = (again or self._turned) and not self.ledger.saved
         if nothing_saved or (again and not unit.graph.trains):
             self.begin_step()
 
-    def called(self, unit: Unit) -> None:
+    def called(self, call: Call) -> None:
         """A graph is about to run."""
         self.stats.calls += 1
-        self._calls.append((unit, unit.last))
-
-    @property
-    def recent(self) -> list[Unit]:
-        """The graphs that this step has called so far."""
-        return list(dict.fromkeys(unit for unit, _ in self._calls))
+        self.calls.append(call)
 
     @property
     def informed(self) -> bool:
         """Whether a whole step has shown which graphs follow each other."""
-        return self._sequence is not None
+        return bool(self._sequence)
 
     def turned(self) -> None:
         """A backward runs."""
@@ -116,10 +114,14 @@ class Session:
 
     def begin_step(self) -> None:
         """The graphs called from here on are those of one step."""
-        if self._turned:
-            self._sequence = list(self._calls)
+        self._learn()
         self._turned = False
-        self._calls.clear()
+        self.calls.clear()
+
+    def _learn(self) -> None:
+        """Once its backward ran, a step has shown what it calls."""
+        if self._turned:
+            self._sequence = list(self.calls)
 
     def replan(self, budget: Budget) -> None:
         """Go on with another budget."""
@@ -132,15 +134,15 @@ class Session:
     def tighten(self) -> bool:
         """Memory ran out: from here on plan for less than what was planned just now, or as little as can be. False where there
         is no budget to tighten, or nothing was planned; a `BudgetError` where as little as can be was planned already."""
-        if self.budget.limit is None or not self._calls:
+        if self.budget.limit is None or not self.calls:
             return False
         resident = self.ledger.resident()
         there = sum(r.bytes for r in resident)
         planned = make_plan(self, resident).peak - there
         margin = self.budget.limit - there - int(planned * TIGHTER)
         if margin <= self._margin:
-            unit, dims = self._calls[-1]
-            raise self._no(unit, unit.current or unit.rungs[-1], dims, there + planned)
+            call = self.calls[-1]
+            raise self._no(call, call.rung, there + planned)
         self._margin = margin
         self.replan(self.budget)
         self.stats.recoveries += 1
@@ -148,90 +150,105 @@ class Session:
 
     def plan(self) -> Plan:
         """How the latest calls ran, and what a step of them takes, with what is resident now."""
+        self._learn()
         return make_plan(self, self.ledger.resident())
 
-    def choose(self, unit: Unit, dims: Dims) -> Rung:
-        """The rung for new sizes: the one that recomputes least among those that fit the budget.
+    def choose(self, call: Call, saved: int | None = None, place: int | None = None) -> Rung:
+        """The rung for a call in a new situation: the one that recomputes least among those that fit the budget.
 
         Without a budget, among those that take no more than PyTorch's own choice of what to recompute; with "min", the lowest.
+        What earlier calls have `saved` and the `place` in the step are those of now unless they are told.
         """
         start = time.perf_counter()
         self.stats.plans += 1
         try:
-            return self._choose(unit, dims)
+            there = self.base(call) + (self.ledger.saved if saved is None else saved)
+            return self._choose(call, there, self._place(call.unit) if place is None else place)
         finally:
             self.stats.planning_seconds += time.perf_counter() - start
 
-    def _choose(self, unit: Unit, dims: Dims) -> Rung:
-        peaks = {rung: rung.peak(dims) for rung in unit.rungs}
-        lowest = min(unit.rungs, key=lambda rung: peaks[rung])
-        if self.budget.smallest and self._is_last(unit):
+    def _choose(self, call: Call, there: int, place: int | None) -> Rung:
+        unit, dims = call.unit, call.dims
+        takes = {rung: rung.take(dims) for rung in unit.rungs}
+        lowest = min(unit.rungs, key=lambda rung: takes[rung].peak)
+        room = self._room(call, there, place, takes[lowest].peak)
+        if room is None:
             tightest = unit.tighter(dims, None)
-            return tightest if tightest is not None and tightest.peak(dims) < peaks[lowest] else lowest
-        room = self._room(unit, dims, peaks[lowest])
-        fitting = [rung for rung in unit.rungs if room.holds(peaks[rung], rung.kept(dims) if unit.graph.trains else 0)]
+            return tightest if tightest is not None and tightest.peak(dims) < takes[lowest].peak else lowest
+        fitting = [rung for rung in unit.rungs if room.holds(takes[rung])]
         if fitting:
-            return min(fitting, key=lambda rung: (rung.reruns, peaks[rung]))
+            return min(fitting, key=lambda rung: (rung.reruns, takes[rung].peak))
         tighter = unit.tighter(dims, room)
-        if tighter is not None and tighter.peak(dims) <= room.peak:
-            return tighter
-        if tighter is not None and tighter.peak(dims) < peaks[lowest]:
-            lowest = tighter
-        smallest = self.base(unit, dims) + lowest.peak(dims)
+        lowest = min(filter(None, (tighter, lowest)), key=lambda rung: room.level(rung.take(dims)))
+        if self.budget.smallest or room.level(lowest.take(dims)) <= room.peak:
+            return lowest
+        smallest = there + room.level(lowest.take(dims))
         if self._margin and self.budget.limit is not None and smallest <= self.budget.limit:
             return lowest  # what ran out at one size need not at another: as little as can be is tried
-        raise self._no(unit, lowest, dims, smallest)
+        raise self._no(call, lowest, smallest)
 
-    def _room(self, unit: Unit, dims: Dims, lowest: int) -> Room:
-        """What a call may take, and leave behind for those that follow it in a step.
+    def _room(self, call: Call, there: int, place: int | None, lowest: int) -> Room | None:
+        """What a call may take, and leave behind for those that follow it in a step; None for as little as can be.
 
         In the first step nobody knows what will follow: a graph that trains leaves behind as little as it can.
         """
+        unit, dims = call.unit, call.dims
         if self.budget.limit is None and not self.budget.smallest:
-            room = max(lowest, int(unit.customary.peak(dims) * AS_GOOD))
-            return Room(room, room)
+            return Room(max(lowest, int(unit.customary.peak(dims) * AS_GOOD)), ANYTHING)
+        links = self._links(call, place)
         if self.budget.limit is None:
-            return Room(ANYTHING, unit.least(dims, last=False).kept)
-        room = self.budget.limit - self._margin - self.base(unit, dims)
+            return self._among(links, lowest_chain(links).peak) if len(links) > 1 else None
+        room = self.budget.limit - self._margin - there
         if unit.graph.trains and not self.informed:
-            return Room(room, unit.least(dims, last=False).kept)
-        return Room(room, room - self._rest(unit, dims))
+            return Room(room, min(take.kept for take in unit.takes(dims)))
+        return self._among(links, room) if links else Room(room, ANYTHING)
+
+    def _among(self, links: Sequence[Link], room: int) -> Room:
+        """What the first call of a chain may take so that all fit in a room, in the least time or as nearly as can be."""
+        chain = fastest_chain(links, room) or lowest_chain(links)
+        spare = min((room - level for level in chain.levels[1:]), default=ANYTHING)
+        return Room(room, chain.ways[0].kept + max(spare, 0), links[0].later)
 
     def _place(self, unit: Unit) -> int | None:
         """Where in the last step's calls the next one, of this graph, stood."""
-        units = [each for each, _ in self._sequence or ()]
-        here = len(self._calls)
+        units = [call.unit for call in self._sequence]
+        here = len(self.calls)
         if units[here : here + 1] == [unit]:
             return here
         return units.index(unit) if unit in units else None
 
-    def _is_last(self, unit: Unit) -> bool:
-        """Whether no call that trains follows, as far as is known."""
-        place = self._place(unit)
-        later = () if place is None else (self._sequence or [])[place + 1 :]
-        return not any(each.graph.trains for each, _ in later)
+    def _links(self, call: Call, place: int | None) -> list[Link]:
+        """A call that trains and those that followed it in the last step and train, with what their ways take."""
+        if not call.unit.graph.trains:
+            return []
+        rest = [] if place is None else [later for later in self._sequence[place + 1 :] if later.unit.graph.trains]
+        became = {} if place is None else dict(zip(self._sequence[place].dims, call.dims, strict=True))
+        seen = {memory for earlier in (*self.calls, call) for memory in (*earlier.handed, *earlier.given)}
+        links = [Link(call.unit.takes(call.dims), 0, self._made_by(rest))]
+        for position, later in enumerate(rest, 1):
+            dims = tuple(became.get(d, d) for d in later.dims)
+            fresh = sum(size for memory, size in later.inputs.items() if memory not in seen)
+            seen.update(later.inputs, later.handed)
+            links.append(Link(later.unit.takes(dims), fresh, self._made_by(rest[position:])))
+        return links
 
-    def _rest(self, unit: Unit, dims: Dims) -> int:
-        """What the calls that followed this one in the last step take at least, on top of what this one leaves behind."""
-        place, sequence = self._place(unit), self._sequence or []
-        if place is None or not unit.graph.trains:
-            return 0
-        became = dict(zip(sequence[place][1], dims, strict=True))
-        needed = left = 0
-        for position, (later, seen) in enumerate(sequence[place + 1 :], place + 2):
-            least = later.least(tuple(became.get(d, d) for d in seen), last=position == len(sequence))
-            needed = max(needed, left + least.peak)
-            left += least.kept
-        return needed
+    def _made_by(self, calls: Sequence[Call]) -> int:
+        """Bytes of the gradients that calls leave behind, once each; where gradients are there already, they are added."""
+        made = {} if self.ledger.accumulates else {m: size for call in calls for m, size in call.gradients.items()}
+        return sum(made.values())
 
-    def base(self, unit: Unit, dims: Dims) -> int:
-        """Bytes that are there before a graph runs: resident, saved by earlier graphs, and its own inputs."""
+    def base(self, call: Call) -> int:
+        """Bytes that are there before a graph runs: resident, and what it is given that no earlier call of the step made."""
         resident = self.ledger.resident()
+        graph = call.unit.graph
         owned = any(r.kind in ("parameter", "buffer") for r in resident)
-        given = lent_at(unit.graph, dims, ("input",) if owned else ("input", "parameter", "buffer"))
-        return sum(r.bytes for r in resident) + self.ledger.saved + given
+        lent = 0 if owned else lent_at(graph, call.dims, ("parameter", "buffer"))
+        handed = {memory for earlier in self.calls for memory in earlier.handed}
+        given = sum(size for memory, size in call.inputs.items() if memory not in handed)
+        return sum(r.bytes for r in resident) + lent + given
 
-    def _no(self, unit: Unit, rung: Rung, dims: Dims, smallest: int) -> BudgetError:
+    def _no(self, call: Call, rung: Rung, smallest: int) -> BudgetError:
+        unit, dims = call.unit, call.dims
         limit = (self.budget.limit or 0) - self._margin
         held = [h for h in timeline(rung.usual, dims).held_by if h.kind not in ("parameter", "buffer")][:3]
         holders = ", ".join(f"{h.path or h.name} ({h.kind}, {format_bytes(h.bytes)})" for h in held)

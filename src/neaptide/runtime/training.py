@@ -22,10 +22,11 @@ from neaptide.graph import Graph, Input, spec_of
 from neaptide.memory import Envelope, envelope
 from neaptide.program import Program
 from neaptide.runtime import recover
-from neaptide.runtime.recomputing import Recomputing, Ways, least
+from neaptide.runtime.recomputing import Recomputing, Ways
 from neaptide.runtime.room import Room
-from neaptide.runtime.runner import Dims, Rung, Unit, memories
+from neaptide.runtime.runner import Call, Dims, Rung, Unit, memories
 from neaptide.runtime.version import Crossing, InParts, Version, versions
+from neaptide.search.chain import Take
 
 if TYPE_CHECKING:
     from neaptide.runtime.session import Session
@@ -47,8 +48,8 @@ class Training(Unit):
         self._absent = usually_absent(graph)
         self._random = tuple({graph.device for op in graph.ops if op.random})
         self._changing = graph.mutated
-        self._ran: dict[Dims, Rung] = {}
-        """The rung of the last call at each size."""
+        self._ran: dict[Dims, Call] = {}
+        """The last call at each size."""
         self._tight: dict[Crossing, Rung] = {}
         self._searches: dict[tuple[Version, frozenset[int], frozenset[int]], Recomputing] = {}
         self._origins: dict[int, tuple[Crossing, frozenset[int]]] = {}
@@ -93,7 +94,7 @@ class Training(Unit):
         ledger = self.session.ledger
         return (dims, ledger.saved, ledger.accumulates, self.session.informed)
 
-    def repeated(self, dims: Dims) -> Rung | None:
+    def repeated(self, dims: Dims) -> Call | None:
         """Inside a backward a checkpoint repeats a forward, which has to save what it saved then."""
         return self._ran.get(dims) if current_backward() != -1 else None
 
@@ -107,17 +108,17 @@ class Training(Unit):
             if rung is None:
                 ways.refuse(crossing)
                 continue
-            if room is not None and room.holds(rung.peak(dims), rung.kept(dims)):
+            if room is not None and room.holds(rung.take(dims)):
                 return rung
-            ways.told(rung.peak(dims))
+            ways.told(rung.take(dims))
             tried.append(rung)
         target = room or Room(0, 0)
-        return min(tried, key=lambda rung: target.beyond(rung.peak(dims), rung.kept(dims)), default=None)
+        return min(tried, key=lambda rung: target.beyond(rung.take(dims)), default=None)
 
-    def least(self, dims: Dims, last: bool) -> Room:
+    def takes(self, dims: Dims) -> list[Take]:
         if not self.session.bounded:
-            return super().least(dims, last)
-        return least([choice for search in self._searches_now for choice in search.at(dims)], last)
+            return super().takes(dims)
+        return [choice.take for search in self._searches_now for choice in search.at(dims)]
 
     @property
     def _searches_now(self) -> list[Recomputing]:
@@ -154,7 +155,8 @@ class Training(Unit):
 
     def _forward(self, args: list[Any]) -> list[Any]:
         self.catch_up()
-        rung = self._ran[self.last] = self.rung(args)
+        call = self._ran[self.last] = self.call(args)
+        rung = call.rung
         versions = self._seen_versions(args) if self._watched else None
         context = autograd_context()
         if context is not None:
@@ -167,11 +169,10 @@ class Training(Unit):
         if piece.takes_store:
             args.insert(0, _new_store(header if context is None else context))
         results = list(self.session.run(piece, args))
-        if not self.handed:
-            self.handed = memories(self.graph.outputs, results)
+        call.handed = memories(results[: len(self.graph.outputs)])
         if versions is not None:
             header.neaptide_versions = versions  # type: ignore[attr-defined]
-        self.session.ledger.save(header, rung.kept(self.last))
+        self.session.ledger.save(header, rung.take(self.last).kept)
         results.insert(len(self.graph.outputs), header)
         return results
 

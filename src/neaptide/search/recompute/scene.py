@@ -15,6 +15,7 @@ import numpy as np
 from neaptide.away import SMALL
 from neaptide.hardware import Machine
 from neaptide.memory import inner_peak, sizes_at
+from neaptide.search.chain import Take
 from neaptide.search.recompute.judge import LOOP, Judge
 from neaptide.search.recompute.replay import Choice, Replay
 from neaptide.shapes import Concrete, shapes_of
@@ -32,6 +33,8 @@ class Played:
     """What running again, sending and fetching take."""
     kept: int
     """Bytes that the forward leaves behind."""
+    turn: int
+    """The first step of the backward."""
 
     @property
     def choice(self) -> Choice:
@@ -40,6 +43,11 @@ class Played:
     @cached_property
     def peak(self) -> int:
         return int(self.levels.max(initial=0))
+
+    @property
+    def take(self) -> Take:
+        back = int(self.levels[self.turn :].max(initial=0))
+        return Take(self.peak, back, self.kept, self.seconds)
 
 
 class Scene:
@@ -103,7 +111,7 @@ class Scene:
             kept = int(amounts[(begins < turn) & (stops > turn)].sum())
             again = sum(self.seconds[op] for op in replay.again)
             moved = sum(self.bytes[s] for s in replay.fetched) * self.away
-            self._known[choice] = Played(replay, levels, self.longer + again + moved, kept)
+            self._known[choice] = Played(replay, levels, self.longer + again + moved, kept, turn)
         return self._known[choice]
 
     @property
