@@ -123,3 +123,27 @@ def test_no_budget_cannot_become_one() -> None:
     handle.budget = None
     with pytest.raises(neaptide.InputError, match="without a budget"):
         handle.budget = "1GiB"
+
+
+class Loose(nn.Module):
+    """Breaks in a loop, and around modules of torch's own: Dynamo captures nothing of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            torch._dynamo.graph_break()
+            x = layer(x)
+        return x
+
+
+def test_a_budget_that_does_not_bind_is_said_so_once() -> None:
+    model = Loose()
+    neaptide.compile(model, budget="1GiB")
+    with pytest.warns(UserWarning, match="its budget does not bind") as said:
+        model(torch.randn(3, 8))
+        model(torch.randn(3, 8))
+    assert len(said) == 1
+    neaptide.compile(Loose())(torch.randn(3, 8))

@@ -116,6 +116,7 @@ class _Compiled:
     def __init__(self, target: Callable[..., Any], session: Session) -> None:
         self._plain = _traceable(target) if isinstance(target, nn.Module) else target
         self._session = session
+        self._told = False
         self._call: Callable[..., Any] | None = self._compile(dynamic=True)
         if not isinstance(target, nn.Module):
             functools.update_wrapper(self, target)
@@ -132,7 +133,9 @@ class _Compiled:
             return self._plain(*args, **kwargs)
         with capturing():
             try:
-                return self._call(*args, **kwargs)
+                result = self._call(*args, **kwargs)
+                self._say_if_nothing_is_captured()
+                return result
             except TorchDynamoException as error:
                 cause = getattr(error, "inner_exception", error.__cause__)  # of a backend that failed; of a trace that did
                 if isinstance(cause, NeaptideError):
@@ -141,6 +144,16 @@ class _Compiled:
                     raise
                 self._give_up_free_sizes(error)
                 return self._call(*args, **kwargs)
+
+    def _say_if_nothing_is_captured(self) -> None:
+        """A budget binds what is captured: where nothing is, say so once."""
+        if self._session.bounded and not self._session.units and not self._told:
+            self._told = True
+            warnings.warn(
+                "nothing of this call could be captured as a graph, so it runs as plain PyTorch and its budget does not bind;"
+                " TORCH_LOGS=graph_breaks shows why",
+                stacklevel=4,
+            )
 
     def _give_up_free_sizes(self, error: Exception) -> None:
         """Capture once per size from now on, where PyTorch cannot capture once for all sizes."""
