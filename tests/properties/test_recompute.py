@@ -68,14 +68,14 @@ def captured(kind: type[nn.Module], sizes: tuple[int, int]) -> tuple[Graph, list
     torch.manual_seed(0)
     model, _ = _compiled(kind)
     seen: list[Any] = []
-    plain = Training.rung
+    plain = Training.call
 
     def watch(self: Training, args: list[Any]) -> Any:
         seen[:] = [self, list(args)]
         return plain(self, args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Training, "rung", watch)
+        patch.setattr(Training, "call", watch)
         model(torch.randn(SHAPES[kind](*sizes)))
     unit, args = seen
     return unit.graph, [a.detach() if isinstance(a, torch.Tensor) else a for a in args], unit.last
