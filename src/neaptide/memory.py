@@ -230,8 +230,8 @@ class Envelope:
     graph: Graph
     columns: np.ndarray
     rows: np.ndarray
-    backward: np.ndarray
-    """Those of the backward alone."""
+    late: np.ndarray
+    """Which of the rows are of the backward."""
     saved: np.ndarray
 
     def __repr__(self) -> str:
@@ -241,13 +241,11 @@ class Envelope:
         """Bytes at the highest step at the sizes `dims`; parameters, buffers and inputs are not in it."""
         return int((self.rows @ self._bytes(dims)).max(initial=0))
 
-    def back(self, dims: Sequence[int]) -> int:
-        """The same for the backward alone."""
-        return int((self.backward @ self._bytes(dims)).max(initial=0))
-
-    def kept(self, dims: Sequence[int]) -> int:
-        """Bytes that the forward leaves behind: what is saved for the backward, and its outputs."""
-        return int(self.saved @ self._bytes(dims))
+    def figures(self, dims: Sequence[int]) -> tuple[int, int, int]:
+        """The peak, that of the backward alone, and what the forward leaves behind: what it saves, and its outputs."""
+        taken = self._bytes(dims)
+        levels = self.rows @ taken
+        return int(levels.max(initial=0)), int(levels[self.late].max(initial=0)), int(self.saved @ taken)
 
     def _bytes(self, dims: Sequence[int]) -> np.ndarray:
         every = self.graph.sizes.evaluate(dims)
@@ -270,7 +268,9 @@ def envelope(program: Program) -> Envelope:
     for s in own:
         if _is_kept(s, turn, len(labels)):
             at_turn[place[s.size]] += 1
-    return Envelope(program.graph, np.array(columns, dtype=np.int64), undominated(rows), undominated(rows[turn:]), at_turn)
+    late = np.arange(len(rows)) >= turn
+    best = undominated(np.column_stack([rows, late]))  # so that one of the backward gives way to such a one alone
+    return Envelope(program.graph, np.array(columns, dtype=np.int64), best[:, :-1], best[:, -1] > 0, at_turn)
 
 
 def undominated(rows: np.ndarray) -> np.ndarray:

@@ -57,7 +57,7 @@ class Rung:
             return Take(peaks_beyond(self.usual, dims)[0] if self.loops else self._envelope.peak(dims), 0, 0)
         if self.loops:
             return Take(*peaks_beyond(self.usual, dims), kept_at_turn(self.usual, dims))
-        return Take(self._envelope.peak(dims), self._envelope.back(dims), self._envelope.kept(dims))
+        return Take(*self._envelope.figures(dims))
 
     def peak(self, dims: Dims) -> int:
         """Bytes at the highest step."""
@@ -79,7 +79,12 @@ class Call:
     handed: Sequence[int | None] = ()
     """What one graph hands to the next is one memory."""
 
-    @cached_property
+    def on(self, rung: Rung) -> Call:
+        """The call itself, on a rung."""
+        self.rung = rung
+        return self
+
+    @property
     def inputs(self) -> Mapping[int, int]:
         """The memories of what is given beside parameters and buffers, and the bytes of each."""
         return self._sized(("input",), self.unit.graph.inputs)
@@ -138,8 +143,8 @@ class Unit:
         """What the choice of a rung depends on."""
         return dims
 
-    def repeated(self, dims: Dims) -> Call | None:
-        """The call that this one repeats, if it does."""
+    def repeated(self, dims: Dims) -> Rung | None:
+        """The rung of the call that this one repeats, if it does."""
         return None
 
     def forget(self) -> None:
@@ -153,22 +158,22 @@ class Unit:
     def call(self, args: Sequence[Any]) -> Call:
         """The call with its rung: a look-up where the situation was met before."""
         dims = self.last = tuple([args[i] if d is None else args[i].shape[d] for i, d in self._where])
-        found = self.repeated(dims)
-        if found is not None:
-            return found
+        again = self.repeated(dims)
+        if again is not None:
+            return Call(self, dims, []).on(again)
         self.session.arrives(self)
         situation = self.situation(dims)
-        met = self.chosen.get(situation)
-        if met is None or met in self.session.calls:
-            found = Call(self, dims, memories(args))
-            found.rung = self.session.choose(found) if met is None else met.rung
-            self.chosen[situation] = found
+        call = self.chosen.get(situation)
+        if call is None:
+            call = Call(self, dims, memories(args))
+            self.chosen[situation] = call.on(self.session.choose(call))
+        elif call in self.session.calls:  # a second time in this step, maybe with other parameters
+            call = self.chosen[situation] = Call(self, dims, memories(args)).on(call.rung)
         else:
-            found = met
             for position in self._fed:
-                found.given[position] = args[position].untyped_storage()._cdata
-        self.session.called(found)
-        return found
+                call.given[position] = args[position].untyped_storage()._cdata
+        self.session.called(call)
+        return call
 
 
 def memories(tensors: Sequence[Any]) -> list[int | None]:

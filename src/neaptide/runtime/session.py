@@ -24,9 +24,8 @@ from neaptide.runtime.ledger import Ledger
 from neaptide.runtime.room import ANYTHING, Room
 from neaptide.runtime.runner import Call, Rung, Unit
 from neaptide.runtime.training import Training
+from neaptide.search import chain
 from neaptide.search.chain import Link
-from neaptide.search.chain import fastest as fastest_chain
-from neaptide.search.chain import lowest as lowest_chain
 
 
 @dataclass
@@ -153,17 +152,17 @@ class Session:
         self._learn()
         return make_plan(self, self.ledger.resident())
 
-    def choose(self, call: Call, saved: int | None = None, place: int | None = None) -> Rung:
+    def choose(self, call: Call, saved: int | None = None, before: int | None = None) -> Rung:
         """The rung for a call in a new situation: the one that recomputes least among those that fit the budget.
 
         Without a budget, among those that take no more than PyTorch's own choice of what to recompute; with "min", the lowest.
-        What earlier calls have `saved` and the `place` in the step are those of now unless they are told.
+        What earlier calls have `saved`, and how many were `before`, are those of now unless they are told.
         """
         start = time.perf_counter()
         self.stats.plans += 1
         try:
             there = self.base(call) + (self.ledger.saved if saved is None else saved)
-            return self._choose(call, there, self._place(call.unit) if place is None else place)
+            return self._choose(call, there, self._place(call.unit, len(self.calls) if before is None else before))
         finally:
             self.stats.planning_seconds += time.perf_counter() - start
 
@@ -197,7 +196,7 @@ class Session:
             return Room(max(lowest, int(unit.customary.peak(dims) * AS_GOOD)), ANYTHING)
         links = self._links(call, place)
         if self.budget.limit is None:
-            return self._among(links, lowest_chain(links).peak) if len(links) > 1 else None
+            return self._among(links, chain.lowest(links).peak) if len(links) > 1 else None
         room = self.budget.limit - self._margin - there
         if unit.graph.trains and not self.informed:
             return Room(room, min(take.kept for take in unit.takes(dims)))
@@ -205,16 +204,15 @@ class Session:
 
     def _among(self, links: Sequence[Link], room: int) -> Room:
         """What the first call of a chain may take so that all fit in a room, in the least time or as nearly as can be."""
-        chain = fastest_chain(links, room) or lowest_chain(links)
-        spare = min((room - level for level in chain.levels[1:]), default=ANYTHING)
-        return Room(room, chain.ways[0].kept + max(spare, 0), links[0].later)
+        found = chain.fastest(links, room) or chain.lowest(links)
+        spare = min((room - level for level in found.levels[1:]), default=ANYTHING)
+        return Room(room, found.ways[0].kept + max(spare, 0), links[0].later)
 
-    def _place(self, unit: Unit) -> int | None:
-        """Where in the last step's calls the next one, of this graph, stood."""
+    def _place(self, unit: Unit, before: int) -> int | None:
+        """Where in the last step's calls that of this graph stood which comes after so many."""
         units = [call.unit for call in self._sequence]
-        here = len(self.calls)
-        if units[here : here + 1] == [unit]:
-            return here
+        if units[before : before + 1] == [unit]:
+            return before
         return units.index(unit) if unit in units else None
 
     def _links(self, call: Call, place: int | None) -> list[Link]:

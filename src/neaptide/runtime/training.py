@@ -24,7 +24,7 @@ from neaptide.program import Program
 from neaptide.runtime import recover
 from neaptide.runtime.recomputing import Recomputing, Ways
 from neaptide.runtime.room import Room
-from neaptide.runtime.runner import Call, Dims, Rung, Unit, memories
+from neaptide.runtime.runner import Dims, Rung, Unit, memories
 from neaptide.runtime.version import Crossing, InParts, Version, versions
 from neaptide.search.chain import Take
 
@@ -48,8 +48,8 @@ class Training(Unit):
         self._absent = usually_absent(graph)
         self._random = tuple({graph.device for op in graph.ops if op.random})
         self._changing = graph.mutated
-        self._ran: dict[Dims, Call] = {}
-        """The last call at each size."""
+        self._ran: dict[Dims, Rung] = {}
+        """The rung of the last call at each size."""
         self._tight: dict[Crossing, Rung] = {}
         self._searches: dict[tuple[Version, frozenset[int], frozenset[int]], Recomputing] = {}
         self._origins: dict[int, tuple[Crossing, frozenset[int]]] = {}
@@ -94,7 +94,7 @@ class Training(Unit):
         ledger = self.session.ledger
         return (dims, ledger.saved, ledger.accumulates, self.session.informed)
 
-    def repeated(self, dims: Dims) -> Call | None:
+    def repeated(self, dims: Dims) -> Rung | None:
         """Inside a backward a checkpoint repeats a forward, which has to save what it saved then."""
         return self._ran.get(dims) if current_backward() != -1 else None
 
@@ -155,8 +155,8 @@ class Training(Unit):
 
     def _forward(self, args: list[Any]) -> list[Any]:
         self.catch_up()
-        call = self._ran[self.last] = self.call(args)
-        rung = call.rung
+        call = self.call(args)
+        rung = self._ran[self.last] = call.rung
         versions = self._seen_versions(args) if self._watched else None
         context = autograd_context()
         if context is not None:
