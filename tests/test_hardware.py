@@ -48,6 +48,16 @@ def test_the_fastest_time_is_kept_and_after_a_few_looks_nothing_is_timed(kept: P
     assert json.loads(file.read_text())["looks"] == LOOKS
 
 
+def test_a_day_later_there_is_another_look(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = tuple(time_probes("cpu"))
+    taken = iter([3.0] * LOOKS + [1.0])
+    monkeypatch.setattr(hardware, "time_probes", lambda device: dict.fromkeys(names, next(taken)))
+    assert [look().call for _ in range(LOOKS + 1)] == [6.0] * (LOOKS + 1)
+    now = hardware.time.time()
+    monkeypatch.setattr(hardware.time, "time", lambda: now + 2 * hardware.A_DAY)
+    assert look().call == 2.0
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"looks": 9, "seconds": {}}', '{"looks": "x"}'])
 def test_a_broken_file_is_as_good_as_none(kept: Path, text: str) -> None:
     look()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import neaptide
 
@@ -129,6 +130,24 @@ def test_what_flows_back_otherwise_than_usual_is_right_too() -> None:
     ]
     for end in ends:
         assert_close(gradients(model, IDS, end), gradients(plain, IDS, end))
+
+
+def test_a_cache_that_is_handed_out_has_no_gradient() -> None:
+    config = GPT2Config(n_layer=2, n_head=2, n_embd=WIDTH, vocab_size=CLASSES, bos_token_id=0, eos_token_id=0, use_cache=True)
+    ids = IDS.repeat(4, 4)
+    found = []
+    for budget in (None, "min"):
+        torch.manual_seed(0)
+        model = GPT2LMHeadModel(config)
+        handle = neaptide.compile(model, budget=budget, offload=False) if budget else None
+        torch.manual_seed(1)
+        for _ in range(2):
+            out = model(input_ids=ids, labels=ids)
+            out.loss.backward()
+        assert out.past_key_values is not None
+        assert handle is None or len(handle.plan.graphs[0].regions) == 2
+        found.append([p.grad for p in model.parameters() if p.grad is not None])
+    assert_close(*found)
 
 
 @pytest.mark.parametrize("loss", [shifted, row_by_row])

@@ -1,8 +1,8 @@
 """What a device does: a few ops timed on it, and the figures that follow from them.
 
 In: a device. Out: a `Machine`. A process takes the middle of many times, as a run will meet them. Other work only makes an op
-slower, so that of several processes the fastest is the truest: it is kept in a file for the next process, and after a few of
-them nothing is timed any more.
+slower, so that of several processes the fastest is the truest: it is kept in a file for the next process. After a few of them
+a look is taken once a day.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from neaptide._torch import real_tensors
 from neaptide.folders import cache_folder
 
 LOOKS = 4
-"""In so many processes the ops are timed; later ones take what those found."""
+"""In so many processes the ops are timed; later ones take what those found, unless that is older than `A_DAY`."""
+A_DAY = 86400
 CALLS = 100
 PATIENCE = 0.1
 """Seconds that one op may be called for."""
@@ -70,7 +71,7 @@ def this_machine(device: str = "cpu") -> Machine:
     """
     path = cache_folder() / f"machine-{_key(device)}.json"
     kept = _read(path)
-    if kept.get("looks", 0) < LOOKS:
+    if kept.get("looks", 0) < LOOKS or time.time() - kept["when"] > A_DAY:
         with real_tensors(), torch.inference_mode():
             kept = _merged(kept, time_probes(device))
         _write(path, kept)
@@ -159,6 +160,7 @@ def _merged(kept: Mapping[str, Any], found: Mapping[str, float]) -> dict[str, An
     before = kept.get("seconds", {})
     return {
         "looks": kept.get("looks", 0) + 1,
+        "when": time.time(),
         "seconds": {name: min(taken, before.get(name, taken)) for name, taken in found.items()},
     }
 
@@ -181,7 +183,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         kept = json.loads(path.read_text())
         figures(kept["seconds"])
-        return {"looks": int(kept["looks"]), "seconds": kept["seconds"]}
+        return {"looks": int(kept["looks"]), "when": float(kept["when"]), "seconds": kept["seconds"]}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 

@@ -102,7 +102,7 @@ def cost(shapes: Concrete, op: int, machine: Machine, axis: Axis | None = None) 
     moved = sum(min(g.nbytes, made) if called.target in LOOKED_UP else g.nbytes for g in given)
     again = 0 if axis is None else sum(given[i].nbytes for i in read_whole(called.target, axis))
     rate = machine.fetch if called.target in PRODUCTS else machine.stream
-    work = _work(called.target, given, results, machine)
+    work = _work(called.target, given, results, machine) * (0.5 if _is_causal(graph, op) else 1.0)
     return Cost(machine.call + again * rate, work, max(moved - again, 0) + made, made)
 
 
@@ -112,7 +112,8 @@ def alike(graph: Graph) -> list[int]:
     numbers: dict[object, int] = {}
     found: list[int] = []
     for index, op in enumerate(graph.ops):
-        key = (op.target, _is_view(graph, index), shapes.form(graph.operands(index)), shapes.form(op.outputs))
+        tensors = shapes.form(graph.operands(index)), shapes.form(op.outputs)
+        key = (op.target, _is_view(graph, index), _is_causal(graph, index), *tensors)
         found.append(numbers.setdefault(key, len(numbers)))
     return found
 
@@ -127,6 +128,15 @@ def _is_view(graph: Graph, op: int) -> bool:
     held = [graph.values[v].storage for v in called.outputs]
     read = {graph.values[v].storage for v in called.inputs}
     return all(s is None or s in read for s in held)
+
+
+def _is_causal(graph: Graph, op: int) -> bool:
+    """Whether an attention looks at half of the keys only."""
+    node = graph.ops[op].node
+    if "attention" not in str(node.target):
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}.get("is_causal") is True
 
 
 PRODUCTS = frozenset(
@@ -160,10 +170,14 @@ def _work(target: Any, args: Sequence[Spec], results: Sequence[Spec], machine: M
     if name == "convolution":
         weight = args[1]
         return 2.0 * elements * (_count(weight) // max(weight.shape[0], 1)) * machine.convolution
-    if "scaled_dot_product" in name or "attention" in name:
-        q, k = args[0], args[1]
+    if name == "convolution_backward":
+        grad, _, weight = args[:3]
+        return 4.0 * _count(grad) * (_count(weight) // max(weight.shape[0], 1)) * machine.convolution
+    if "attention" in name:
+        back = name.endswith("_backward")
+        q, k = args[1:3] if back else args[:2]
         pairs = _count(q) // q.shape[-1] * k.shape[-2]
-        return 4.0 * pairs * q.shape[-1] * machine.attention
+        return (10.0 if back else 4.0) * pairs * q.shape[-1] * machine.attention
     if "softmax" in name:
         return elements * machine.softmax
     if name in FUNCTIONS:

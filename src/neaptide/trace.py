@@ -26,7 +26,7 @@ from neaptide.workspaces import workspace
 
 aten = torch.ops.aten
 COPY_ALL_MEMORY = frozenset({aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default})
-"""Ops whose kernels copy the whole memory that their first argument is a part of."""
+"""Ops whose kernels copy the whole memory that their first argument is a part of, unless that repeats what is in it."""
 
 
 def build_graph(
@@ -207,7 +207,8 @@ class _Builder:
     def _take_as_much(self, made: int, given: int) -> None:
         """Let a result take as much as the memory in which what it was made of lies."""
         own, whole = self.values[made].storage, self.values[given].storage
-        if own is not None and whole is not None and own != whole:
+        repeats = any(stride == 0 for stride in self.values[given].fake.stride())
+        if own is not None and whole is not None and own != whole and not repeats:
             self.storages[own] = replace(self.storages[own], size=self.storages[whole].size)
 
     def _bound_unbacked(self, node: fx.Node, val: Any) -> None:

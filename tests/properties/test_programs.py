@@ -84,6 +84,7 @@ def replayed(program: Program, tensors: list[torch.Tensor]) -> tuple[Any, list[i
 @settings(max_examples=60)
 @given(PROGRAMS, SIZES, SIZES)
 @example([("a", 0, 0)] * 3 + [("u", 0, 0), ("x", 5, 0)], (2, 2), (2, 3))  # a part of one memory, copied with all of it
+@example([("a", 0, 0), ("e", 0, 0), ("x", 3, 0)], (2, 2), (3, 6))  # a row that stands for many, copied as many
 def test_timeline_envelope_and_code_agree_with_plain_execution(instructions: Any, one: Any, other: Any) -> None:
     graph = capture(instructions)
     for program in (straight(graph), write_in_place(straight(graph))):

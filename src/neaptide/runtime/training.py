@@ -204,21 +204,21 @@ class Training(Unit):
     def _backward_piece(self, rung: Rung, absent: frozenset[int]) -> tuple[Emitted, frozenset[int]]:
         found = self._backwards.get((rung.number, absent))
         if found is None:
-            program, slots = self._backward_program(rung, absent)
-            skipped = absent if slots is not self.slots else program.absent
-            found = self._backwards[rung.number, absent] = (emit_backward(program, slots), skipped)
+            version, program = self._backward_program(rung, absent)
+            piece = emit_backward(program, version.slots(self.slots))
+            found = self._backwards[rung.number, absent] = (piece, version.theirs(program.absent))
         return found
 
-    def _backward_program(self, rung: Rung, absent: frozenset[int]) -> tuple[Program, Slots]:
-        """The program whose backward follows the forward of a rung, and its slots."""
-        origin = self._origins.get(rung.number)
+    def _backward_program(self, rung: Rung, absent: frozenset[int]) -> tuple[Version, Program]:
+        """The program whose backward follows the forward of a rung, and the version of the graph that it is of."""
+        traced, origin = self._versions[0], self._origins.get(rung.number)
         if origin is None:
-            return self._without(rung.program, absent), self.slots
+            return traced, self._without(rung.program, absent)
         crossing, changing = origin
         if crossing.version.serves(absent):
-            return rung.usual, self._slots_of(rung)
+            return crossing.version, rung.usual
         assert isinstance(crossing.version, InParts)
-        return self._without(write_in_place(crossing.version.as_traced(crossing, changing)), absent), self.slots
+        return traced, self._without(write_in_place(crossing.version.as_traced(crossing, changing)), absent)
 
     def _slots_of(self, rung: Rung) -> Slots:
         origin = self._origins.get(rung.number)
