@@ -122,9 +122,11 @@ def main() -> None:
                     out.print(line(section, row), markup=False)
             out.print(f"{section} took {time.perf_counter() - begin:.0f} s", style="dim")
     if options.plot:
-        from benchmarks.chunking.picture import write
+        from benchmarks.chunking.picture import draw
+        from benchmarks.common.drawing import write
 
-        out.print(f"The picture is in {write(options.plot, record.rows()).resolve()}", markup=False)
+        path = write(options.plot, "Chunked inference", draw(record.rows()))
+        out.print(f"The picture is in {path.resolve()}", markup=False)
 
 
 if __name__ == "__main__":

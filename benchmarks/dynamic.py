@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.asking import ask  # noqa: E402
+from benchmarks.common.asking import AskError, ask  # noqa: E402
 
 LONGEST = 512
 ALONE = 5
@@ -115,10 +115,10 @@ CASES = {"ends": ends, "peaks": peaks, "alone": alone}
 
 def answer(case: str, *args: Any, measuring: bool = False) -> dict[str, Any]:
     """What a case finds, in a process of its own."""
-    found = ask(__file__, json.dumps([case, *args]), measuring=measuring)
-    if "failed" in found:
-        raise SystemExit(f"{case} {args}: {found['failed']}")
-    return found
+    try:
+        return ask(__file__, "--case", json.dumps([case, *args]), measuring=measuring)
+    except AskError as failed:
+        raise SystemExit(f"{case} {args}: {failed}") from None
 
 
 def main() -> None:

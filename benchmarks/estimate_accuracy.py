@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +20,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+
+from benchmarks.common.asking import AskError, ask  # noqa: E402
 
 NAMES = ("gpt2", "llama", "bert", "t5", "vit", "unet", "resnet")
 WITH_ADAMW = ("gpt2", "vit", "resnet")
@@ -74,11 +74,6 @@ def _compare(name: str, size: int, train: bool, predict: Callable[..., tuple[int
 
 
 def run_case(mode: str, name: str, size: int, train: bool) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--case", mode, name, str(size), str(int(train))]
-    path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": path}
-    begin = time.perf_counter()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     row: dict[str, Any] = {
         "mode": mode,
         "model": name,
@@ -86,11 +81,13 @@ def run_case(mode: str, name: str, size: int, train: bool) -> dict[str, Any]:
         "train": train,
         "adamw": train and name in WITH_ADAMW,
     }
-    row["seconds"] = time.perf_counter() - begin
-    if done.returncode:
-        return {**row, "failed": (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]}
-    predicted, measured = json.loads(done.stdout.splitlines()[-1])
-    return {**row, "predicted": predicted, "measured": measured, "error": predicted / measured - 1}
+    begin = time.perf_counter()
+    try:
+        predicted, measured = ask(__file__, "--case", mode, name, str(size), str(int(train)), measuring=True)
+        row |= {"predicted": predicted, "measured": measured, "error": predicted / measured - 1}
+    except AskError as failed:
+        row["failed"] = str(failed)
+    return {**row, "seconds": time.perf_counter() - begin}
 
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -22,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # In place of this folder, where a file of the same name would hide a module of the standard library.
 sys.path[0] = str(ROOT)
 
+from benchmarks.common.asking import try_to_ask  # noqa: E402
 from benchmarks.zoo import ZOO  # noqa: E402
 
 COLUMNS = (
@@ -41,20 +40,14 @@ COLUMNS = (
 )
 
 
-def ask(name: str, limit: float) -> dict[str, Any]:
+QUIET = {"TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
+
+
+def row_of(name: str, limit: float) -> dict[str, Any]:
     """The row of one model, from a process of its own."""
     begin = time.perf_counter()
-    command = [sys.executable, str(Path(__file__).resolve()), "--trial", name]
-    settings = {"TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, env={**os.environ, **settings})
-    except subprocess.TimeoutExpired:
-        return {"name": name, "failed": f"took longer than {limit:.0f} s", "took": limit}
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        last = (done.stderr.strip().splitlines() or ["nothing said"])[-1]
-        return {"name": name, "failed": f"ended with {done.returncode}: {last}", "took": time.perf_counter() - begin}
-    return {**json.loads(lines[-1]), "took": time.perf_counter() - begin}
+    told = try_to_ask(__file__, "--trial", name, measuring=False, limit=limit, **QUIET)
+    return {"name": name, **told, "took": time.perf_counter() - begin}
 
 
 def cells(row: dict[str, Any]) -> list[str]:
@@ -112,7 +105,7 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     names = options.only.split(",")
     for number, name in enumerate(names, 1):
-        row = ask(name, options.limit)
+        row = row_of(name, options.limit)
         rows.append(row)
         said = row.get("failed") or f"saves {row['saved']:.1%}, {max(row['apart']):.0e} apart"
         progress.print(f"{number}/{len(names)} {name}: {said} ({row['took']:.0f} s)", markup=False, soft_wrap=True)

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +20,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+
+from benchmarks.common.asking import ask  # noqa: E402
 
 NAMES = ("gpt2", "llama", "bert", "t5", "vit", "unet", "resnet")
 WAYS = ("eager", "aot_eager", "neaptide")
@@ -97,15 +97,6 @@ def look_up() -> float:
     return (time.perf_counter() - begin) / 10_000
 
 
-def ask(*what: str, measuring: bool) -> Any:
-    """The answer of this script in a process of its own."""
-    path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path, **({"MALLOC_MMAP_THRESHOLD_": "65536"} if measuring else {})}
-    command = [sys.executable, __file__, "--case", *what]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def answer(what: list[str]) -> Any:
     match what:
         case ["ratios", name, train, pairs]:
@@ -140,11 +131,11 @@ def main() -> None:
         for train in (False, True):
             row: dict[str, Any] = {"model": name, "step": "training" if train else "inference"}
             flag = str(int(train))
-            row["ratios"] = ask("ratios", name, flag, str(options.pairs), measuring=False)
-            row |= {way: ask("peak", way, name, flag, measuring=True) for way in WAYS}
+            row["ratios"] = ask(__file__, "--case", "ratios", name, flag, str(options.pairs), measuring=False)
+            row |= {way: ask(__file__, "--case", "peak", way, name, flag, measuring=True) for way in WAYS}
             rows.append(row)
             print(list(table(rows))[-1], file=sys.stderr)
-    seconds = ask("look_up", measuring=False)
+    seconds = ask(__file__, "--case", "look_up", measuring=False)
     if options.json:
         print(json.dumps({"rows": rows, "look_up": seconds}, indent=1))
         return

@@ -9,7 +9,7 @@ median ratio of the pairs.
 With `--budgets`: three sizes of each model, budgets from what eager takes down to the smallest reachable and one below it,
 each beside the peak that a step inside it takes.
 
-    python benchmarks/remat.py [--only bert,vit] [--pairs 21] [--json remat.json] [--budgets]
+    python benchmarks/remat.py [--only bert,vit] [--pairs 21] [--json remat.json] [--plot remat.svg] [--budgets]
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.asking import ask  # noqa: E402
+from benchmarks.common.asking import try_to_ask  # noqa: E402
 
 NAMES = ("gpt2", "gpt2-eager", "llama", "bert", "vit", "unet")
 SHARES = (1.0, 0.7, 0.5, 0.3, 0.1, 0.0)
@@ -200,20 +200,22 @@ def rows_of(name: str, pairs: int) -> Iterator[Row]:
     """Every way; then ours inside the peak of each, with our time beside its."""
     known: dict[int, Row] = {}
     for way in ("eager", "blocks", *(f"torch {share}" for share in SHARES)):
-        theirs = {"model": name, "way": way, **ask(__file__, "peak", name, way, measuring=True)}
+        theirs = {"model": name, "way": way, **try_to_ask(__file__, "--case", "peak", name, way, measuring=True)}
         yield theirs
         if "failed" in theirs:
             continue
         budget = int(theirs["peak"])
-        ours = known.get(budget) or ask(__file__, "peak", name, f"ours {budget}", measuring=True)
+        ours = known.get(budget) or try_to_ask(__file__, "--case", "peak", name, f"ours {budget}", measuring=True)
         known[budget] = ours
         row = {"model": name, "way": "  ours inside it", "budget": budget, **ours}
         if "failed" not in ours:
-            row |= {"seconds": ask(__file__, "turns", name, f"ours {budget}", way, str(pairs), measuring=False)}
+            row |= {
+                "seconds": try_to_ask(__file__, "--case", "turns", name, f"ours {budget}", way, str(pairs), measuring=False)
+            }
         yield row
     for way in ("alone min", "ours min"):
-        row = {"model": name, "way": way, **ask(__file__, "peak", name, way, measuring=True)}
-        yield row | {"seconds": ask(__file__, "turns", name, way, "eager", str(pairs), measuring=False)}
+        row = {"model": name, "way": way, **try_to_ask(__file__, "--case", "peak", name, way, measuring=True)}
+        yield row | {"seconds": try_to_ask(__file__, "--case", "turns", name, way, "eager", str(pairs), measuring=False)}
 
 
 def line(row: Row) -> str:
@@ -235,7 +237,7 @@ def line(row: Row) -> str:
 def held(name: str) -> Iterator[Row]:
     """Budgets and the peaks inside them, at three sizes."""
     for size in SIZES:
-        yield {"model": name, "size": size, **ask(__file__, "budgets", name, str(size), measuring=True)}
+        yield {"model": name, "size": size, **try_to_ask(__file__, "--case", "budgets", name, str(size), measuring=True)}
 
 
 def held_line(row: Row) -> str:
@@ -256,6 +258,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(NAMES), help="models, with commas")
     parser.add_argument("--pairs", type=int, default=21)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rows there, after each of them")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw peaks and times: .svg or .html")
     parser.add_argument("--budgets", action="store_true", help="whether budgets hold, instead")
     parser.add_argument("--case", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -280,6 +283,11 @@ def main() -> None:
             print(held_line(row) if options.budgets else line(row), flush=True)
             if options.json:
                 options.json.write_text(json.dumps(found, indent=1) + "\n")
+    if options.plot and not options.budgets:
+        from benchmarks.common.drawing import write
+        from benchmarks.common.tradeoff import draw
+
+        print(f"The picture is in {write(options.plot, 'Training inside a budget', draw(found)).resolve()}")
 
 
 if __name__ == "__main__":

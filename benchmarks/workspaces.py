@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +22,10 @@ from neaptide.accounting import storages, tensors_in
 from neaptide.allocator import allocated
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.common.asking import AskError, ask  # noqa: E402
+
 aten = torch.ops.aten
 F32, BF16 = torch.float32, torch.bfloat16
 Call = tuple[str, Any, tuple[Any, ...], dict[str, Any]]
@@ -509,16 +511,15 @@ def main() -> None:
     if options.group:
         print(json.dumps(measure_group(options.group)))
         return
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
     rows = []
     for name in options.only.split(","):
         print(f"measuring {name}", file=sys.stderr)
-        done = subprocess.run([sys.executable, __file__, "--group", name], env=environment, stdout=subprocess.PIPE, check=False)
-        if done.returncode:
-            print(f"{name} failed with {done.returncode}", file=sys.stderr)
+        try:
+            part = ask(__file__, "--group", name, measuring=True, ONEDNN_MAX_CPU_ISA="AVX512_CORE_BF16")
+        except AskError as failed:
+            print(f"{name}: {failed}", file=sys.stderr)
             continue
-        rows += (part := json.loads(done.stdout.splitlines()[-1]))
+        rows += part
         if not options.json:
             print(*show(part, options.all), sep="\n", flush=True)
     if options.json:

@@ -1,4 +1,4 @@
-"""The rows as a drawing: SVG written by hand, alone or in a page.
+"""The rows as a drawing.
 
 Peaks beside written-out attention as bars with their times, what a sweep of budgets came to as lines, and the longest
 inputs as bars. A section without rows is left out.
@@ -6,15 +6,15 @@ inputs as bars. A section without rows is left out.
 
 from __future__ import annotations
 
-import html
 import statistics
 from collections.abc import Iterator
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
+from benchmarks.common.drawing import WIDTH, sheet, text
+
 Row = dict[str, Any]
-WIDTH, LABELS, BAR, GAP = 960, 250, 18, 12
+LABELS, BAR, GAP = 250, 18, 12
 COLOURS = {
     "written out": "#98a2ad",
     "SDPA": "#7f9fc6",
@@ -25,19 +25,10 @@ COLOURS = {
 }
 WEIGHTS = {"predicted": 5, "measured": 2}
 """Widths of lines: what is drawn later must leave what is under it to be seen."""
-STYLE = "text{font:12px system-ui,sans-serif;fill:#16202c}.title{font-size:15px;font-weight:650}.soft{fill:#5d6b7a}"
-
-
-def write(path: Path, rows: dict[str, list[Row]]) -> Path:
-    """Write the drawing as SVG, or within a page if the name ends in .html."""
-    drawing = draw(rows)
-    if path.suffix == ".html":
-        drawing = f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>Chunked inference</title>\n{drawing}\n</html>'
-    path.write_text(drawing + "\n", encoding="utf-8")
-    return path
 
 
 def draw(rows: dict[str, list[Row]]) -> str:
+    """The drawing of the rows of `chunk.py`, by section."""
     parts: list[str] = []
     top = 10
     for section, chart in (("memory", _bars), ("budgets", _lines), ("longest", _lengths)):
@@ -45,17 +36,15 @@ def draw(rows: dict[str, list[Row]]) -> str:
         if good:
             lines, top = chart(good, top)
             parts += lines
-    size = f'width="{WIDTH}" height="{top}" viewBox="0 0 {WIDTH} {top}"'
-    ground = f'<rect width="{WIDTH}" height="{top}" fill="#fff"/>'
-    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{STYLE}</style>{ground}', *parts, "</svg>"])
+    return sheet(parts, top)
 
 
 def _bars(rows: list[Row], top: int) -> tuple[list[str], int]:
     """Activations as a share of the written-out model's, with the share and the time beside each bar."""
-    lines = [_text(10, top + 14, "Activations beside written-out attention (1.00), and time", "title")]
+    lines = [text(10, top + 14, "Activations beside written-out attention (1.00), and time", "title")]
     top += 30
     for family, group in _by_family(rows):
-        lines.append(_text(10, top + 13, family, "title"))
+        lines.append(text(10, top + 13, family, "title"))
         for row in group:
             share = row.get("share", 1.0)
             note = f"{share:.2f}, {row['activations'] / 1e6:,.0f} MB"
@@ -68,21 +57,21 @@ def _bars(rows: list[Row], top: int) -> tuple[list[str], int]:
 
 
 def _lengths(rows: list[Row], top: int) -> tuple[list[str], int]:
-    lines = [_text(10, top + 14, "Longest input inside what written-out attention takes", "title")]
+    lines = [text(10, top + 14, "Longest input inside what written-out attention takes", "title")]
     top += 30
     most = max(row["ratio"] for row in rows)
     for row in rows:
         note = f"{row['ratio']:.1f}x: {row['ours']:,} {row['unit']} instead of {row['plain']:,}"
-        lines += [_text(10, top + 13, row["family"], "title"), *_bar(top, "ours", row["ratio"] / most, note)]
+        lines += [text(10, top + 13, row["family"], "title"), *_bar(top, "ours", row["ratio"] / most, note)]
         top += BAR + 3
     return lines, top + GAP
 
 
 def _lines(rows: list[Row], top: int) -> tuple[list[str], int]:
     """For each family a small square: budgets to the right, predicted and measured upwards, the budget itself dashed."""
-    lines = [_text(10, top + 14, "Activations inside a sweep of budgets (dashed)", "title")]
+    lines = [text(10, top + 14, "Activations inside a sweep of budgets (dashed)", "title")]
     for position, name in enumerate(WEIGHTS):
-        lines.append(_text(WIDTH - 180 + 90 * position, top + 14, name, fill=COLOURS[name]))
+        lines.append(text(WIDTH - 180 + 90 * position, top + 14, name, fill=COLOURS[name]))
     top += 30
     across, side, gap = 3, 280, 30
     place = -1
@@ -91,7 +80,7 @@ def _lines(rows: list[Row], top: int) -> tuple[list[str], int]:
         points = sorted(group, key=lambda row: row["budget"])
         most = max(max(row["budget"], row["peak"]) - row["resident"] for row in points)
         lines.append(f'<rect x="{left}" y="{low - side}" width="{side}" height="{side}" fill="none" stroke="#dfe4ea"/>')
-        lines.append(_text(left + 6, low - side + 15, f"{family}, up to {most / 1e6:,.0f} MB"))
+        lines.append(text(left + 6, low - side + 15, f"{family}, up to {most / 1e6:,.0f} MB"))
         dashed = f'x1="{left}" y1="{low}" x2="{left + side}" y2="{low - side}" stroke="#98a2ad" stroke-dasharray="4"'
         lines.append(f"<line {dashed}/>")
         for name, key in (("predicted", "predicted"), ("measured", "peak")):
@@ -121,12 +110,7 @@ def _bar(top: int, name: str, share: float, note: str) -> list[str]:
     length = max(1.0, room * min(share, 1.2) / 1.2)
     colour = COLOURS.get(name) or COLOURS["ours"]
     return [
-        _text(LABELS - 6, top + 13, name, "soft", anchor="end"),
+        text(LABELS - 6, top + 13, name, "soft", anchor="end"),
         f'<rect x="{LABELS}" y="{top}" width="{length:.1f}" height="{BAR}" rx="2" fill="{colour}"/>',
-        _text(LABELS + length + 6, top + 13, note),
+        text(LABELS + length + 6, top + 13, note),
     ]
-
-
-def _text(x: float, y: float, words: str, kind: str = "", anchor: str = "start", fill: str = "") -> str:
-    style = f' style="fill:{fill}"' if fill else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}"{style}>{html.escape(words)}</text>'

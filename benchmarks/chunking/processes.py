@@ -6,18 +6,14 @@ A process that dies or takes too long is an answer with `failed`, so that one ca
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from benchmarks.chunking.families import FAMILIES
 from benchmarks.chunking.variants import Variant
+from benchmarks.common.asking import ROOT, try_to_ask
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "benchmarks" / "chunk.py"
 Answer = dict[str, Any]
 
@@ -59,7 +55,7 @@ class Bench:
         if question not in self.answers:
             several = f" and {len(variants) - 1} more" if len(variants) > 1 else ""
             self.say(f"{variants[-1].family}: {what} of {_name(variants[-1])}{several}")
-            self.answers[question] = _run(question, what == "peak", self.limit)
+            self.answers[question] = try_to_ask(SCRIPT, "--case", question, measuring=what == "peak", limit=self.limit)
         return self.answers[question]
 
 
@@ -67,20 +63,3 @@ def _name(variant: Variant) -> str:
     budget = f" inside {variant.budget / 1e6:,.0f} MB" if isinstance(variant.budget, int) else ""
     rewriting = "" if variant.rewrite else " without rewriting"
     return f"{variant.way} {variant.form} {variant.size}{budget}{rewriting}"
-
-
-def _run(question: str, measuring: bool, limit: float) -> Answer:
-    path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path}
-    environment.pop("MALLOC_MMAP_THRESHOLD_", None)
-    if measuring:
-        environment["MALLOC_MMAP_THRESHOLD_"] = "65536"
-    command = [sys.executable, str(SCRIPT), "--case", question]
-    try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=limit)
-    except subprocess.TimeoutExpired:
-        return {"failed": f"took over {limit:.0f} s"}
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        return {"failed": (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]}
-    return json.loads(lines[-1])

@@ -1,8 +1,7 @@
 """The one judge of bytes: a program to its timeline at one size, and to its envelope over all sizes at once.
 
-In: a program, and concrete dims. Out: `timeline`, with every storage's life, and `Envelope`: peak(dims) = max(A @ u(dims)),
-where u are the bytes of the graph's distinct sizes and each row of A counts, for one step, how many storages of each are
-alive. Rows that another row dominates are pruned, so that a new size costs microseconds.
+In: a program, and concrete dims. Out: `timeline`, with every storage's life, and `Envelope`, which follows the lives once: a
+new size costs a sum over them, in microseconds.
 """
 
 from __future__ import annotations
@@ -165,27 +164,6 @@ def timeline(program: Program, dims: Sequence[int]) -> Timeline:
     return Timeline(labels, tuple(life for life in lives if life.bytes))
 
 
-def peaks_beyond(program: Program, dims: Sequence[int]) -> tuple[int, int]:
-    """Bytes at the highest step of all and at that of the backward; parameters, buffers and inputs are not in it."""
-    labels, found = spans(program)
-    taken = bytes_at(program.graph, dims)
-    change = np.zeros(len(labels) + 1, dtype=np.int64)
-    for span in found:
-        if not span.lent:
-            size = taken(span)
-            change[span.born] += size
-            change[span.dies] -= size
-    levels = change.cumsum()[:-1]
-    return int(levels.max(initial=0)), int(levels[turn_of(program) :].max(initial=0))
-
-
-def kept_at_turn(program: Program, dims: Sequence[int]) -> int:
-    """Bytes that the forward leaves behind at the sizes `dims`: what is saved for the backward, and its outputs."""
-    labels, found = spans(program)
-    taken, turn = bytes_at(program.graph, dims), turn_of(program)
-    return sum(taken(s) for s in found if not s.lent and _is_kept(s, turn, len(labels)))
-
-
 def _is_kept(span: Span, turn: int, end: int) -> bool:
     return span.born < turn < span.dies or (span.born < turn == span.dies == end)
 
@@ -228,59 +206,52 @@ class Envelope:
     """The peak of a program, beyond what is lent to it, at every size at once."""
 
     graph: Graph
-    columns: np.ndarray
-    rows: np.ndarray
-    late: np.ndarray
-    """Which of the rows are of the backward."""
-    saved: np.ndarray
+    spans: tuple[Span, ...]
+    size: np.ndarray
+    change: np.ndarray
+    """For each span the step that it is born in and the one it is gone in, one after the other."""
+    kept: np.ndarray
+    """Which of the spans the forward leaves behind."""
+    steps: int
+    turn: int
 
     def __repr__(self) -> str:
-        return f"Envelope({self.graph!r}, {len(self.rows)} rows of {len(self.columns)} sizes)"
+        return f"Envelope({self.graph!r}, {self.steps} steps, {len(self.spans)} spans)"
 
     def peak(self, dims: Sequence[int]) -> int:
         """Bytes at the highest step at the sizes `dims`; parameters, buffers and inputs are not in it."""
-        return int((self.rows @ self._bytes(dims)).max(initial=0))
+        return int(self._levels(self._bytes(dims)).max(initial=0))
 
     def figures(self, dims: Sequence[int]) -> tuple[int, int, int]:
         """The peak, that of the backward alone, and what the forward leaves behind: what it saves, and its outputs."""
         taken = self._bytes(dims)
-        levels = self.rows @ taken
-        return int(levels.max(initial=0)), int(levels[self.late].max(initial=0)), int(self.saved @ taken)
+        levels = self._levels(taken)
+        return int(levels.max(initial=0)), int(levels[self.turn :].max(initial=0)), int(taken[self.kept].sum())
+
+    def _levels(self, taken: np.ndarray) -> np.ndarray:
+        change = np.zeros(self.steps + 1, dtype=np.int64)
+        np.add.at(change, self.change, np.concatenate([taken, -taken]))
+        return change.cumsum()[:-1]
 
     def _bytes(self, dims: Sequence[int]) -> np.ndarray:
-        every = self.graph.sizes.evaluate(dims)
-        return np.array([allocated(every[c], self.graph.device) for c in self.columns], dtype=np.int64)
+        taken = np.array(sizes_at(self.graph, dims), dtype=np.int64)[self.size]
+        of_part = bytes_at(self.graph, dims)
+        for index, span in enumerate(self.spans):
+            if span.loop is not None:
+                taken[index] = of_part(span)
+        return taken
 
 
 def envelope(program: Program) -> Envelope:
-    """The `Envelope` of a program without loops: live sets as integer rows over the distinct sizes, dominated rows pruned."""
+    """The `Envelope` of a program."""
     labels, found = spans(program)
-    own = [s for s in found if not s.lent]
-    columns = sorted({s.size for s in own})
-    place = {size: i for i, size in enumerate(columns)}
-    change = np.zeros((len(labels) + 1, len(columns)), dtype=np.int64)
-    for s in own:
-        change[s.born, place[s.size]] += 1
-        change[s.dies, place[s.size]] -= 1
-    rows = change.cumsum(axis=0)[:-1]
-    turn = turn_of(program)
-    at_turn = np.zeros(len(columns), dtype=np.int64)
-    for s in own:
-        if _is_kept(s, turn, len(labels)):
-            at_turn[place[s.size]] += 1
-    late = np.arange(len(rows)) >= turn
-    best = undominated(np.column_stack([rows, late]))  # so that one of the backward gives way to such a one alone
-    return Envelope(program.graph, np.array(columns, dtype=np.int64), best[:, :-1], best[:, -1] > 0, at_turn)
-
-
-def undominated(rows: np.ndarray) -> np.ndarray:
-    """The rows that no other row is at least as large as in every column."""
-    rows = np.unique(rows, axis=0)
-    rows = rows[np.argsort(-rows.sum(axis=1), kind="stable")]  # a row can only be dominated by one before it
-    kept = np.empty_like(rows)
-    count = 0
-    for row in rows:
-        if not (kept[:count] >= row).all(axis=1).any():
-            kept[count] = row
-            count += 1
-    return kept[:count].copy()
+    own, turn = tuple(s for s in found if not s.lent), turn_of(program)
+    return Envelope(
+        program.graph,
+        own,
+        np.array([s.size for s in own], dtype=np.int64),
+        np.array([*(s.born for s in own), *(s.dies for s in own)], dtype=np.int64),
+        np.array([_is_kept(s, turn, len(labels)) for s in own], dtype=bool),
+        len(labels),
+        turn,
+    )

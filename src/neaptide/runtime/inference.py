@@ -29,7 +29,7 @@ class Inference(Unit):
         super().__init__(graph, session)
         self._described = described
         program = write_in_place(straight(graph))
-        self.rungs = (Rung(0, "nothing", program, program),)
+        self.rungs = (Rung(0, "nothing", program),)
         self._found: tuple[Graph, tuple[str, ...]] | None = None
         self._is_reordered = False
         self._made: dict[object, Rung] = {}
@@ -92,7 +92,7 @@ class Inference(Unit):
     def _rung(self, key: object, program: Callable[[], Program], rewrites: tuple[str, ...]) -> Rung:
         if key not in self._made:
             made = write_in_place(program())
-            self._made[key] = Rung(len(self._made) + 1, "nothing", made, made, rewrites)
+            self._made[key] = Rung(len(self._made) + 1, "nothing", made, rewrites=rewrites)
         return self._made[key]
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:

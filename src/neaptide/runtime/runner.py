@@ -5,7 +5,7 @@ Here is what both kinds of graph share; inference.py and training.py are the two
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from neaptide.graph import Graph
-from neaptide.memory import Envelope, envelope, kept_at_turn, peaks_beyond, sizes_at
+from neaptide.memory import Envelope, envelope, sizes_at
 from neaptide.program import Loop, Program, Rerun
 from neaptide.runtime.room import Room
 from neaptide.search.chain import Take
@@ -30,34 +30,35 @@ class Rung:
 
     number: int
     name: str
-    program: Program
     usual: Program
     """The program with the tangents that are usually absent left out: what a step is expected to take."""
-
+    whole: Callable[[], Program] | None = None
+    """Makes the program with all tangents, where that is another one: nobody needs it before the rung runs."""
+    absent: frozenset[int] = frozenset()
+    """The tangents that are usually absent."""
     rewrites: tuple[str, ...] = ()
     """What was put in for something else of the same meaning."""
     _takes: dict[Dims, Take] = field(default_factory=dict, init=False, repr=False)
+
+    @cached_property
+    def program(self) -> Program:
+        """The program with all tangents."""
+        return self.usual if self.whole is None else self.whole()
 
     @cached_property
     def loops(self) -> tuple[Loop, ...]:
         return tuple(step for step in self.usual.steps if isinstance(step, Loop))
 
     @cached_property
-    def _envelope(self) -> Envelope:
+    def envelope(self) -> Envelope:
         return envelope(self.usual)
 
     def take(self, dims: Dims) -> Take:
         """Bytes beyond parameters, buffers and inputs."""
         if dims not in self._takes:
-            self._takes[dims] = self._looked(dims)
+            trains = self.usual.graph.trains
+            self._takes[dims] = Take(*self.envelope.figures(dims)) if trains else Take(self.envelope.peak(dims), 0, 0)
         return self._takes[dims]
-
-    def _looked(self, dims: Dims) -> Take:
-        if not self.usual.graph.trains:
-            return Take(peaks_beyond(self.usual, dims)[0] if self.loops else self._envelope.peak(dims), 0, 0)
-        if self.loops:
-            return Take(*peaks_beyond(self.usual, dims), kept_at_turn(self.usual, dims))
-        return Take(*self._envelope.figures(dims))
 
     def peak(self, dims: Dims) -> int:
         """Bytes at the highest step."""
@@ -121,7 +122,7 @@ class Unit:
     @cached_property
     def customary(self) -> Envelope:
         """What PyTorch itself would take at best."""
-        return self.rungs[0]._envelope
+        return self.rungs[0].envelope
 
     @property
     def notes(self) -> tuple[str, ...]:

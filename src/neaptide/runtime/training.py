@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -83,7 +83,7 @@ class Training(Unit):
         made = []
         for name, program in zip(self._keeps, programs, strict=True):
             usual = self._without(program, self._absent)
-            made.append(Rung(len(self._ever), name, program, usual))
+            made.append(Rung(len(self._ever), name, usual, partial(_itself, program), self._absent))
             self._ever.append(made[-1])
         self.rungs = tuple(made)
 
@@ -138,12 +138,14 @@ class Training(Unit):
         """The rung that lets these values cross the turn and makes the others again."""
         if crossing not in self._tight:
             version = crossing.version
-            programs = version.programs(crossing, self._changing, self._absent)
-            if programs is None:
+            usual = version.program(crossing, self._changing, self._absent)
+            if usual is None:
                 return None
-            rung = self._tight[crossing] = Rung(len(self._ever), "some", *programs, version.rewrites)
+            traced = version.graph is self.graph
+            whole = partial(version.program, crossing, self._changing) if traced else None
+            rung = self._tight[crossing] = Rung(len(self._ever), "some", usual, whole, self._absent, version.rewrites)
             self._ever.append(rung)
-            if version.graph is not self.graph:
+            if not traced:
                 self._origins[rung.number] = (crossing, self._changing)
         return self._tight[crossing]
 
@@ -213,7 +215,7 @@ class Training(Unit):
         """The program whose backward follows the forward of a rung, and the version of the graph that it is of."""
         traced, origin = self._versions[0], self._origins.get(rung.number)
         if origin is None:
-            return traced, self._without(rung.program, absent)
+            return traced, rung.usual if absent == rung.absent else self._without(rung.program, absent)
         crossing, changing = origin
         if crossing.version.serves(absent):
             return crossing.version, rung.usual
@@ -247,6 +249,10 @@ class Training(Unit):
 
 
 STORE = "neaptide_store"
+
+
+def _itself(program: Program) -> Program:
+    return program
 
 
 def _new_store(owner: Any) -> Store:

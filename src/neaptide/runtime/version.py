@@ -65,10 +65,9 @@ class Version:
         """The program that keeps all that its backward reads."""
         return _without(recompute(self.graph, keep_all(self.graph)), absent)
 
-    def programs(self, crossing: Crossing, changing: Collection[int], absent: frozenset[int]) -> tuple[Program, Program] | None:
-        """The whole program of a choice, and the one in which nothing flows from `absent` tangents; None where it cannot be."""
-        program = write_in_place(recompute(self.graph, crossing.keep, changing, crossing.away))
-        return program, write_in_place(_without(program, absent)) if absent else program
+    def program(self, crossing: Crossing, changing: Collection[int], absent: frozenset[int] = frozenset()) -> Program | None:
+        """The program of a choice, in which nothing flows from `absent` tangents; None where there is none."""
+        return write_in_place(_without(recompute(self.graph, crossing.keep, changing, crossing.away), absent))
 
 
 class InParts(Version):
@@ -115,15 +114,13 @@ class InParts(Version):
         program = recompute(self.graph, keep_all(self.graph) - self._inner)
         return chunk(_without(program, self.own(self._absent)), self._chosen)
 
-    def programs(self, crossing: Crossing, changing: Collection[int], absent: frozenset[int]) -> tuple[Program, Program] | None:
+    def program(self, crossing: Crossing, changing: Collection[int], absent: frozenset[int] = frozenset()) -> Program | None:
         plain = recompute(self.graph, crossing.keep, self.own(changing), crossing.away)
         traced = self.as_traced(crossing, changing)
         program = _without(plain, self.own(self._absent))
         program = replace(program, carried=program.carried | self.own(traced.saved))
         program = write_in_place(chunk(program, self._chosen))
-        if not self.own(traced.copies) <= program.copies:
-            return None
-        return program, program
+        return program if self.own(traced.copies) <= program.copies else None
 
     def as_traced(self, crossing: Crossing, changing: Collection[int]) -> Program:
         """The program of the traced graph that runs after the same forward."""

@@ -1,6 +1,6 @@
 """A graph and its regions as rows over sizes: what is there at each step, whatever the sizes will be.
 
-In: a net and regions, once. Out: integer rows over the graph's distinct sizes, as in `memory.Envelope`, so that a new
+In: a net and regions, once. Out: integer rows over the graph's distinct sizes, so that a new
 size costs a product of matrices. No program is made for a look.
 """
 
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from neaptide.axes import Flow
-from neaptide.memory import undominated
 from neaptide.program import reads_of_parts
 from neaptide.search.chunk.net import Net
 from neaptide.search.chunk.regions import Region
@@ -174,7 +173,7 @@ class Forms:
         inside = {part.op for part in region.parts}
         missing = self.late_makers(inside) - inside
         now += self._row(self._held(v for op in missing for v in graph.ops[op].outputs))
-        return undominated(np.stack(rows)), now
+        return _undominated(np.stack(rows)), now
 
     def _body(self, region: Region) -> tuple[np.ndarray, np.ndarray]:
         """One round over everything, step by step, and what does not depend on the round's length."""
@@ -213,9 +212,22 @@ class Forms:
                 tiles.add(workspace)
             else:
                 rows[position, self._column[workspace]] += 1
-        return undominated(rows), self._row(constant, tiles)
+        return _undominated(rows), self._row(constant, tiles)
 
 
 def _is_tiled(target: object) -> bool:
     """Whether an op's workspace is a few tiles, however long its input."""
     return "scaled_dot_product" in str(target)
+
+
+def _undominated(rows: np.ndarray) -> np.ndarray:
+    """The rows that no other row is at least as large as in every column."""
+    rows = np.unique(rows, axis=0)
+    rows = rows[np.argsort(-rows.sum(axis=1), kind="stable")]  # a row can only be dominated by one before it
+    kept = np.empty_like(rows)
+    count = 0
+    for row in rows:
+        if not (kept[:count] >= row).all(axis=1).any():
+            kept[count] = row
+            count += 1
+    return kept[:count].copy()

@@ -1,0 +1,1 @@
+"""What several benchmarks share: processes of their own, and pictures."""
