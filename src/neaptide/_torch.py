@@ -58,6 +58,9 @@ from torch.utils._python_dispatch import (
 # Whether a backward is under way: a forward that runs inside one repeats another (a checkpoint) and must save the same.
 from torch._C import _current_graph_task_id as current_backward
 
+# Whether a backward that is under way comes to a node: with `torch.autograd.grad` it does not come to those of parameters.
+from torch._C import _will_engine_execute_node as will_be_run
+
 # The number autograd gave an op in the forward tells which module an op of the backward belongs to.
 from torch._C import _current_autograd_node as current_autograd_node
 from torch._C._autograd import _get_sequence_nr as autograd_sequence

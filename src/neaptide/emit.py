@@ -22,7 +22,7 @@ from neaptide import away, generator
 from neaptide.graph import Graph
 from neaptide.loops import Looped, signature, write_loop
 from neaptide.ops import PART_OF, in_place_variant
-from neaptide.program import Copy, Fetch, Loop, Mark, Program, Rerun, Run, Same, Send, Step, reads
+from neaptide.program import Add, Copy, Fetch, Loop, Mark, Program, Rerun, Run, Same, Send, Step, reads
 from neaptide.rounds import Round
 
 Piece: TypeAlias = Callable[[list[Any]], Sequence[Any]]
@@ -87,9 +87,10 @@ def emit_forward(program: Program, slots: Slots) -> Emitted:
 
 
 def emit_backward(program: Program, slots: Slots) -> Emitted:
-    """The steps after the turn: free and saved sizes, generator states, saved tensors and tangents in; gradients out.
+    """The steps after the turn: free and saved sizes, generator states, saved tensors, tangents, and the gradients that are
+    added to, in; gradients out.
 
-    All of the graph's tangents come in, None where one is absent; a gradient that is not made goes out as None.
+    All of the graph's tangents come in, None where one is absent; a gradient that is not made, or is added, goes out as None.
     """
     graph = program.graph
     piece = _Piece(graph)
@@ -103,6 +104,7 @@ def emit_backward(program: Program, slots: Slots) -> Emitted:
             piece.states[mark] = piece.graph.placeholder(f"state_{graph.ops[mark].name}")
     piece.take(slots.tensors)
     piece.take(graph.tangents)
+    piece.sums = {position: piece.graph.placeholder(f"sum_{position}") for position in program.added}
     piece.steps(program.steps[program.turn :])
     return piece.done([piece.out(v) for v in program.gradients], "backward")
 
@@ -133,6 +135,8 @@ class _Piece:
         self.names: dict[int, fx.Node] = {}
         self.copies: dict[int, fx.Node] = {}
         self.states: dict[int, fx.Node] = {}
+        self.sums: dict[int, fx.Node] = {}
+        """The gradients that others are added to, by position."""
         self.empty: dict[int, fx.Node] = {}
         self.dims: list[fx.Node] = []
         self.store: fx.Node | None = None
@@ -201,6 +205,9 @@ class _Piece:
                     self.names[value] = self.graph.create_node("call_function", away.fetch, given, {}, name)
                 case Same(op, value):
                     self.names[self.source.ops[op].outputs[0]] = self.name(value)
+                case Add(position):
+                    (value,) = reads(self.source, step)
+                    self.graph.call_function(torch.ops.aten.add_.Tensor, (self.sums[position], self.name(value)))
                 case Loop():
                     self.loop(step)
                 case _:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from neaptide.graph import Op
-from neaptide.program import Copy, Drop, Fetch, Loop, Mark, Program, Rerun, Run, Same, Send, Step, Turn
+from neaptide.program import Add, Copy, Drop, Fetch, Loop, Mark, Program, Rerun, Run, Same, Send, Step, Turn
 
 
 class Instances:
@@ -66,7 +66,7 @@ class Instances:
                 home = self._new(storage)
                 self._join(value, home)
                 return (home,), None
-            case Mark() | Send():
+            case Mark() | Send() | Add():
                 return (), None
 
     def _run(self, op: Op, onto: int | None) -> tuple[int, ...]:

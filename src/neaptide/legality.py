@@ -8,7 +8,7 @@ from neaptide.axes import Flow
 from neaptide.errors import NeaptideError
 from neaptide.graph import Graph
 from neaptide.instances import Instances
-from neaptide.program import Copy, Drop, Fetch, Loop, Mark, Part, Program, Rerun, Run, Same, Send, Step, Turn, reads
+from neaptide.program import Add, Copy, Drop, Fetch, Loop, Mark, Part, Program, Rerun, Run, Same, Send, Step, Turn, reads
 
 
 class ProgramError(NeaptideError):
@@ -76,6 +76,9 @@ def _violations(program: Program) -> Iterator[tuple[Step | None, str]]:
             case Same(_, value):
                 if value not in memory.home or value in stale:
                     yield step, f"{names[value]} is not there"
+            case Add():
+                given = reads(graph, step)
+                yield from ((step, f"{names[v]} is not there") for v in given if v not in memory.home or v in stale)
             case Loop():
                 given = reads(graph, step)
                 yield from ((step, f"{names[v]} is not there") for v in given if v not in memory.home or v in stale)

@@ -78,6 +78,13 @@ class Same:
 
 
 @dataclass(frozen=True, slots=True)
+class Add:
+    """Add a gradient (a position among the graph's) to the one that is there: it is not handed out."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """The forward hands out its outputs; the backward begins, with its tangents."""
 
@@ -117,7 +124,7 @@ class Loop:
         return tuple(step for step in self.body if isinstance(step, Part))
 
 
-Step: TypeAlias = Run | Rerun | Drop | Mark | Copy | Send | Fetch | Same | Turn | Loop
+Step: TypeAlias = Run | Rerun | Drop | Mark | Copy | Send | Fetch | Same | Add | Turn | Loop
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,10 +147,16 @@ class Program:
 
     @cached_property
     def gradients(self) -> tuple[int | None, ...]:
-        """The graph's gradients, None where one is not made."""
+        """The graph's gradients, None where one is not made, or is added to what is there."""
         made = {v for step in self.steps for v in makes(self.graph, step)}
         there = made | set(self.tangents) | set(self.graph.inputs) | set(self.graph.constants)
-        return tuple(v if v in there else None for v in self.graph.gradients)
+        added = set(self.added)
+        return tuple(v if v in there and i not in added else None for i, v in enumerate(self.graph.gradients))
+
+    @cached_property
+    def added(self) -> tuple[int, ...]:
+        """The positions of the gradients that are added to what is there, in that order."""
+        return tuple(step.position for step in self.steps if isinstance(step, Add))
 
     @cached_property
     def handed(self) -> frozenset[int]:
@@ -161,7 +174,7 @@ class Program:
         made = set(self.graph.tangents) | set(self.graph.constants)
         taken: dict[int, None] = {}
         for step in self.steps[self.turn :]:
-            if isinstance(step, (Run, Rerun, Fetch, Same, Loop)):
+            if isinstance(step, (Run, Rerun, Fetch, Same, Add, Loop)):
                 taken.update(dict.fromkeys(v for v in reads(self.graph, step) if v not in made))
                 made.update(makes(self.graph, step))
         taken.update(dict.fromkeys(v for v in self.gradients if v is not None and v not in made))
@@ -208,6 +221,8 @@ class Program:
                 return f"fetch {values[value].name}"
             case Same(op, value):
                 return f"take {values[value].name} for {ops[op].name}"
+            case Add(position):
+                return f"add gradient {position}"
             case Turn():
                 return "turn to the backward"
             case Loop(_, chunk, _, made):
@@ -223,6 +238,9 @@ def reads(graph: Graph, step: Step) -> tuple[int, ...]:
             return graph.ops[op].inputs
         case Same(_, value) | Copy(value) | Send(value):
             return (value,)
+        case Add(position):
+            value = graph.gradients[position]
+            return () if value is None else (value,)
         case Loop():
             return reads_of_parts(graph, step.parts)
         case _:
@@ -278,7 +296,7 @@ def with_drops(
     drops: dict[int, list[int]] = {}
     owned: set[int] = set()
     for position, step in enumerate(steps):
-        if isinstance(step, (Run, Rerun, Send, Fetch, Same, Loop)):
+        if isinstance(step, (Run, Rerun, Send, Fetch, Same, Add, Loop)):
             for value in reads(graph, step):
                 if value in owned:
                     last[value] = position

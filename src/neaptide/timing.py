@@ -133,7 +133,7 @@ def _is_view(graph: Graph, op: int) -> bool:
 def _is_causal(graph: Graph, op: int) -> bool:
     """Whether an attention looks at half of the keys only."""
     node = graph.ops[op].node
-    if "attention" not in str(node.target):
+    if not isinstance(node.target, torch._ops.OpOverload) or "attention" not in str(node.target):
         return False
     names = [argument.name for argument in node.target._schema.arguments]
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}.get("is_causal") is True

@@ -96,6 +96,8 @@ def test_a_backward_that_fails_leaves_gradients_alone_and_the_step_can_be_done_a
     x = torch.randn(3, 8)
     for name in (*POINTS, *POINTS):
         forced.take(name, handle)
+        plain.zero_grad()
+        model.zero_grad()
         (gradients, buffers), random = state_of(model), torch.get_rng_state()
         loss = total(model(x))
         during = torch.get_rng_state()

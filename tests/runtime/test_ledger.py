@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from neaptide.runtime.ledger import Ledger
+from neaptide.runtime.ledger import Ledger, Saved
 
 
 def test_parameters_buffers_gradients_and_optimizer_state_count_once_each() -> None:
@@ -35,8 +35,8 @@ def test_a_tensor_made_of_tensors_counts_as_what_it_is_made_of() -> None:
 def test_what_a_forward_saved_is_struck_off_when_its_header_dies() -> None:
     books = Ledger()
     first, second = torch.empty(1, 0), torch.empty(2, 0)
-    books.save(first, 100)
-    books.save(second, 50)
+    books.save(first, Saved(100, ()))
+    books.save(second, Saved(50, ()))
     assert books.saved == 150
     del first
     assert books.saved == 50

@@ -17,7 +17,7 @@ from neaptide.graph import Graph, spec_of
 from neaptide.instances import Instances
 from neaptide.legality import check
 from neaptide.ops import can_write_onto_first
-from neaptide.program import Drop, Fetch, Loop, Program, Rerun, Run, Same, Send, Step, Turn, reads, with_drops
+from neaptide.program import Add, Drop, Fetch, Loop, Program, Rerun, Run, Same, Send, Step, Turn, reads, with_drops
 
 COPY = torch.ops.aten.copy_.default
 
@@ -117,7 +117,7 @@ def _last_reads(program: Program) -> dict[int, int]:
             overwrites = op.writes[0] if op.target is COPY else None
             read = {memory.home[v] for v in op.inputs if v != overwrites}
             last.update((home, position) for home in read if home is not None)
-        elif isinstance(step, (Send, Same, Loop)):
+        elif isinstance(step, (Send, Same, Add, Loop)):
             homes = (memory.home[v] for v in reads(graph, step))
             last.update((home, position) for home in homes if home is not None)
         memory.follow(step)

@@ -7,7 +7,7 @@ optimizer state, each storage once), and what earlier graphs of the step have sa
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,14 @@ class Resident:
     path: str = ""
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Saved:
+    """What a forward saved, and the memories of the parameters that its backward makes gradients of."""
+
+    bytes: int
+    parameters: Collection[int | None]
+
+
 class Ledger:
     """The books of one session.
 
@@ -43,13 +51,16 @@ class Ledger:
         self._modules = [weakref.ref(module) for module in modules]
         self._optimizer = weakref.ref(optimizer) if optimizer is not None else None
         self._reserve = reserve
-        self._saved: dict[weakref.ref[torch.Tensor], int] = {}
+        self._saved: dict[weakref.ref[torch.Tensor], Saved] = {}
+        self._backward = -1
+        self._flowing: set[int | None] = set()
+        """The number of the latest backward, and the parameters whose gradients autograd adds in it."""
         self._trained: weakref.ref[torch.Tensor] | None = None
 
     @property
     def saved(self) -> int:
         """Bytes that forwards have saved and no backward has consumed."""
-        return sum(self._saved.values())
+        return sum(saved.bytes for saved in self._saved.values())
 
     @property
     def accumulates(self) -> bool:
@@ -61,9 +72,25 @@ class Ledger:
             self._trained = weakref.ref(first) if first is not None else None
         return first is not None and first.grad is not None
 
-    def save(self, header: torch.Tensor, nbytes: int) -> None:
+    def save(self, header: torch.Tensor, saved: Saved) -> None:
         """Enter what a forward saved, for as long as `header`, which it saved with it, lives."""
-        self._saved[weakref.ref(header, self._saved.pop)] = nbytes
+        self._saved[weakref.ref(header, self._saved.pop)] = saved
+
+    def is_alone(self, saved: Saved, backward: int) -> bool:
+        """Whether a call is the only one that makes gradients of its parameters in a backward, as far as is known."""
+        if saved not in self._saved.values():  # a checkpoint let go of it, and had it made again
+            return False
+        mine = set(saved.parameters)
+        others = [other.parameters for other in self._saved.values() if other is not saved]
+        others += [self._flowing] if backward == self._backward else []
+        return all(mine.isdisjoint(other) for other in others)
+
+    def flows(self, saved: Saved, backward: int) -> None:
+        """Gradients of a call's parameters are left to autograd to add, in a backward."""
+        if backward != self._backward:
+            self._backward = backward
+            self._flowing.clear()
+        self._flowing.update(saved.parameters)
 
     def resident(self) -> tuple[Resident, ...]:
         """Parameters, buffers, gradients and optimizer state, each storage once, and what the user set aside."""

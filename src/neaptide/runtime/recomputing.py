@@ -42,11 +42,11 @@ class Weighed:
 
 
 class Recomputing:
-    """What was found out about a version of a joint graph so far: for backwards that lack the tangents `absent`, and inputs
-    that change; both by the traced graph.
+    """What was found out about a version of a joint graph so far: for backwards that lack the tangents `absent` and add the
+    gradients `added` to what is there, and inputs that change; all by the traced graph.
 
-    What is `known`, now or later, where other inputs change is as good here. With `offload`, values may
-    be sent away. What was found for another version of the graph, its `kin`, is looked at first, and less is sought beside.
+    What is `known`, now or later, where other inputs change or other gradients are added is as good here. With `offload`,
+    values may be sent away. What was found for another version of the graph, its `kin`, is looked at first.
     """
 
     def __init__(
@@ -55,12 +55,13 @@ class Recomputing:
         seeds: Iterable[Collection[int]],
         absent: frozenset[int],
         changing: frozenset[int],
+        added: frozenset[int] = frozenset(),
         known: Recomputing | None = None,
         kin: Recomputing | None = None,
         offload: bool = False,
     ) -> None:
         self._version = version
-        self._judge = Judge(version.everything(absent), version.own(changing))
+        self._judge = Judge(version.everything(absent, added), version.own(changing))
         self._cutter = Cutter(self._judge)
         self._seeds = {self._judge.storages(version.own(seed)) for seed in seeds}
         self._kin, self._offload = kin, offload

@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from neaptide._torch import autograd_context, current_autograd_node, current_backward
-from neaptide.apply import recompute, usually_absent, without, write_in_place
+from neaptide.apply import recompute, usually_absent, write_in_place
 from neaptide.away import Store
 from neaptide.emit import Emitted, Slots, emit_backward, emit_forward
 from neaptide.graph import Graph, Input, spec_of
 from neaptide.memory import Envelope, envelope
 from neaptide.program import Program
 from neaptide.runtime import recover
+from neaptide.runtime.ledger import Saved
 from neaptide.runtime.recomputing import Recomputing, Ways
 from neaptide.runtime.room import Room
 from neaptide.runtime.runner import Dims, Rung, Unit, memories
-from neaptide.runtime.version import Crossing, InParts, Version, versions
+from neaptide.runtime.sums import are_averaged, of_parameters, sums_of, watch
+from neaptide.runtime.version import Crossing, Version, usual, versions
 from neaptide.search.chain import Take
 
 if TYPE_CHECKING:
@@ -44,14 +46,20 @@ class Training(Unit):
         self._ever: list[Rung] = []
         self._due: Sequence[Program] | None = None
         self._forwards: dict[int, Emitted] = {}
-        self._backwards: dict[tuple[int, frozenset[int]], tuple[Emitted, frozenset[int]]] = {}
+        self._backwards: dict[tuple[int, frozenset[int], bool], tuple[Emitted, frozenset[int], frozenset[int]]] = {}
         self._absent = usually_absent(graph)
         self._random = tuple({graph.device for op in graph.ops if op.random})
         self._changing = graph.mutated
         self._ran: dict[Dims, Rung] = {}
         """The rung of the last call at each size."""
-        self._tight: dict[Crossing, Rung] = {}
-        self._searches: dict[tuple[Version, frozenset[int], frozenset[int]], Recomputing] = {}
+        self._added: frozenset[int] = frozenset()
+        self._addable = of_parameters(graph) if session.bounded and not session.exact else frozenset()
+        """Which gradients the backward adds to what is there, now and where there is something."""
+        self._alone: bool | None = None if self._addable else False
+        """Whether parameters get no other gradients than those; None until a backward has shown it."""
+        self._ladders: dict[frozenset[int], tuple[Rung, ...]] = {}
+        self._tight: dict[tuple[Crossing, frozenset[int]], Rung] = {}
+        self._searches: dict[tuple[Version, frozenset[int], frozenset[int], frozenset[int]], Recomputing] = {}
         self._origins: dict[int, tuple[Crossing, frozenset[int]]] = {}
         """For the rungs of other versions than the traced one, the choice and the inputs that changed then."""
         programs = [write_in_place(recompute(graph, keep, graph.mutated)) for keep in keeps.values()]
@@ -75,17 +83,27 @@ class Training(Unit):
         if self._due is not None and current_backward() == -1:
             programs, self._due = self._due, None
             self._set(programs)
+        adds = self._alone and self.session.ledger.accumulates and not are_averaged()
+        self._added = self._addable if adds else frozenset()
+        self.rungs = self._ladders.get(self._added) or self._ladder()
 
     def _set(self, programs: Sequence[Program]) -> None:
         """Go on with these programs, one for each of the starting points."""
         self.forget()
         self._tight.clear()
+        self._ladders.clear()
+        self._programs = programs
+        self.rungs = self._ladder()
+
+    def _ladder(self) -> tuple[Rung, ...]:
+        """The starting points as rungs, for the gradients that are added now."""
         made = []
-        for name, program in zip(self._keeps, programs, strict=True):
-            usual = self._without(program, self._absent)
-            made.append(Rung(len(self._ever), name, usual, partial(_itself, program), self._absent))
+        for name, program in zip(self._keeps, self._programs, strict=True):
+            expected = self._usual(program, self._absent, self._added)
+            made.append(Rung(len(self._ever), name, expected, partial(_itself, program), self._absent))
             self._ever.append(made[-1])
-        self.rungs = tuple(made)
+        self._ladders[self._added] = tuple(made)
+        return tuple(made)
 
     def situation(self, dims: Dims) -> Hashable:
         """Under a budget also what earlier calls left there."""
@@ -126,9 +144,9 @@ class Training(Unit):
         return [self._search(version) for version in self._versions if version.serves(self._absent)]
 
     def _search(self, version: Version) -> Recomputing:
-        about = (version, self._absent, self._changing)
+        about = (version, self._absent, self._changing, self._added)
         if about not in self._searches:
-            earlier = (s for (v, absent, _), s in self._searches.items() if v is version and absent == self._absent)
+            earlier = (s for (v, absent, *_), s in self._searches.items() if v is version and absent == self._absent)
             seeds, offload = self._keeps.values(), self.session.offload
             kin = None if version is self._versions[0] else self._search(self._versions[0])
             self._searches[about] = Recomputing(version, seeds, *about[1:], next(earlier, None), kin, offload)
@@ -136,21 +154,23 @@ class Training(Unit):
 
     def _letting(self, crossing: Crossing) -> Rung | None:
         """The rung that lets these values cross the turn and makes the others again."""
-        if crossing not in self._tight:
+        about = (crossing, self._added)
+        if about not in self._tight:
             version = crossing.version
-            usual = version.program(crossing, self._changing, self._absent)
-            if usual is None:
+            expected = version.program(crossing, self._changing, self._absent, self._added)
+            if expected is None:
                 return None
             traced = version.graph is self.graph
-            whole = partial(version.program, crossing, self._changing) if traced else None
-            rung = self._tight[crossing] = Rung(len(self._ever), "some", usual, whole, self._absent, version.rewrites)
+            whole = partial(_as_traced, crossing, self._changing) if traced else None
+            rung = self._tight[about] = Rung(len(self._ever), "some", expected, whole, self._absent, version.rewrites)
             self._ever.append(rung)
             if not traced:
                 self._origins[rung.number] = (crossing, self._changing)
-        return self._tight[crossing]
+        return self._tight[about]
 
-    def _without(self, program: Program, absent: frozenset[int]) -> Program:
-        return write_in_place(without(program, absent)) if absent else program
+    def _usual(self, program: Program, absent: frozenset[int], added: frozenset[int] = frozenset()) -> Program:
+        """A program for a backward that lacks some tangents and adds some gradients to what is there."""
+        return write_in_place(usual(program, absent, added)) if absent or added else program
 
     def forward(self, args: list[Any]) -> list[Any]:
         return recover.forward(self.session, self._forward, args, self._random)
@@ -163,6 +183,8 @@ class Training(Unit):
         context = autograd_context()
         if context is not None:
             context.set_materialize_grads(False)
+            if rung.usual.added or self._alone is None:
+                context.neaptide_parameters = {i: args[i] for i in rung.usual.added or self._addable}
         piece = self._forwards.get(rung.number)
         if piece is None:
             piece = emit_forward(rung.program, self._slots_of(rung))
@@ -174,7 +196,10 @@ class Training(Unit):
         call.handed = memories(results[: len(self.graph.outputs)])
         if versions is not None:
             header.neaptide_versions = versions  # type: ignore[attr-defined]
-        self.session.ledger.save(header, rung.take(self.last).kept)
+        saved = Saved(rung.take(self.last).kept, [m for i, m in enumerate(call.given) if i in self._addable])
+        self.session.ledger.save(header, saved)
+        if context is not None:
+            context.neaptide_saved = saved
         results.insert(len(self.graph.outputs), header)
         return results
 
@@ -185,42 +210,67 @@ class Training(Unit):
         rung = self._ever[number - 1]
         if self._watched:
             self._settle(getattr(header, "neaptide_versions", None))
-        store = getattr(current_autograd_node(), STORE, None) or getattr(header, STORE, None)
+        node = current_autograd_node()
+        store = getattr(node, STORE, None) or getattr(header, STORE, None)
+        sums = self._sums(node) if self._addable else None
         del header  # the ledger strikes off what this call saved when the last reference to it goes
         first = len(args) - len(self.graph.tangents)
         absent = frozenset(v for v, t in zip(self.graph.tangents, args[first:], strict=True) if t is None)
-        piece, skipped = self._backward_piece(rung, absent)
+        piece, skipped, added = self._backward_piece(rung, absent, sums is not None)
         for position, value in enumerate(self.graph.tangents, first):
             if value in absent and value not in skipped:
                 args[position] = self._zeros(value, dims)
         args[:0] = [store, *dims] if piece.takes_store else dims
+        args += sums if added and sums is not None else ()
+        del sums
         results = self.session.run(piece, args)
+        if self._alone is None:
+            watch(getattr(node, "neaptide_parameters", {}), results, self._told)
         if absent != self._absent:
             self._absent = absent
-            self._due = self._due or [r.program for r in self.rungs]
+            self._due = self._due or self._programs
         if absent:
-            expected = zip(results, self.graph.gradients, strict=True)
-            results = [self._zeros(v, dims) if r is None and v is not None else r for r, v in expected]
+            expected = enumerate(zip(results, self.graph.gradients, strict=True))
+            results = [self._zeros(v, dims) if r is None and v is not None and i not in added else r for i, (r, v) in expected]
         return results
 
-    def _backward_piece(self, rung: Rung, absent: frozenset[int]) -> tuple[Emitted, frozenset[int]]:
-        found = self._backwards.get((rung.number, absent))
+    def _told(self, alone: bool) -> None:
+        """A gradient came to its parameter, alone or with others."""
+        self._alone = alone and self._alone is not False
+
+    def _sums(self, node: Any) -> list[torch.Tensor] | None:
+        """The gradients that are there and that a backward may add its own to; None where autograd is to do it."""
+        ledger, backward = self.session.ledger, current_backward()
+        parameters, saved = getattr(node, "neaptide_parameters", None), getattr(node, "neaptide_saved", None)
+        if saved is None:
+            return None
+        found = sums_of(list(parameters.values())) if parameters and ledger.is_alone(saved, backward) else None
         if found is None:
-            version, program = self._backward_program(rung, absent)
-            piece = emit_backward(program, version.slots(self.slots))
-            found = self._backwards[rung.number, absent] = (piece, version.theirs(program.absent))
+            ledger.flows(saved, backward)
         return found
 
-    def _backward_program(self, rung: Rung, absent: frozenset[int]) -> tuple[Version, Program]:
+    def _backward_piece(self, rung: Rung, absent: frozenset[int], adds: bool) -> tuple[Emitted, frozenset[int], frozenset[int]]:
+        """The code, the tangents that it does without, and the gradients that it adds to what is there."""
+        key = (rung.number, absent, adds)
+        if key not in self._backwards:
+            version, program = self._backward_program(rung, absent, adds)
+            piece = emit_backward(program, version.slots(self.slots))
+            self._backwards[key] = (piece, version.theirs(program.absent), frozenset(program.added))
+        return self._backwards[key]
+
+    def _backward_program(self, rung: Rung, absent: frozenset[int], adds: bool) -> tuple[Version, Program]:
         """The program whose backward follows the forward of a rung, and the version of the graph that it is of."""
         traced, origin = self._versions[0], self._origins.get(rung.number)
+        as_expected = absent == rung.absent and (adds or not rung.usual.added)
         if origin is None:
-            return traced, rung.usual if absent == rung.absent else self._without(rung.program, absent)
+            return traced, rung.usual if as_expected else self._usual(rung.program, absent)
         crossing, changing = origin
-        if crossing.version.serves(absent):
+        if as_expected:
             return crossing.version, rung.usual
-        assert isinstance(crossing.version, InParts)
-        return traced, self._without(write_in_place(crossing.version.as_traced(crossing, changing)), absent)
+        program = crossing.version.program(crossing, changing, absent) if crossing.version.serves(absent) else None
+        if program is not None:
+            return crossing.version, program
+        return traced, self._usual(_as_traced(crossing, changing), absent)
 
     def _slots_of(self, rung: Rung) -> Slots:
         origin = self._origins.get(rung.number)
@@ -253,6 +303,11 @@ STORE = "neaptide_store"
 
 def _itself(program: Program) -> Program:
     return program
+
+
+def _as_traced(crossing: Crossing, changing: Collection[int]) -> Program:
+    """The program of the traced graph, with all tangents, that goes with a choice."""
+    return write_in_place(crossing.version.as_traced(crossing, changing))
 
 
 def _new_store(owner: Any) -> Store:

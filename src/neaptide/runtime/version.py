@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from neaptide.apply import chunk, recompute, usually_absent, without, write_in_place
+from neaptide.apply import add_gradients, chunk, recompute, usually_absent, without, write_in_place
 from neaptide.axes import Flow
 from neaptide.emit import Slots
 from neaptide.graph import Graph, Input
@@ -61,13 +61,24 @@ class Version:
         """Whether there are programs for backwards in which these tangents, of the traced graph, are absent."""
         return True
 
-    def everything(self, absent: frozenset[int]) -> Program:
+    def everything(self, absent: frozenset[int], added: frozenset[int] = frozenset()) -> Program:
         """The program that keeps all that its backward reads."""
-        return _without(recompute(self.graph, keep_all(self.graph)), absent)
+        return usual(recompute(self.graph, keep_all(self.graph)), absent, added)
 
-    def program(self, crossing: Crossing, changing: Collection[int], absent: frozenset[int] = frozenset()) -> Program | None:
-        """The program of a choice, in which nothing flows from `absent` tangents; None where there is none."""
-        return write_in_place(_without(recompute(self.graph, crossing.keep, changing, crossing.away), absent))
+    def program(
+        self,
+        crossing: Crossing,
+        changing: Collection[int],
+        absent: frozenset[int] = frozenset(),
+        added: frozenset[int] = frozenset(),
+    ) -> Program | None:
+        """The program of a choice, in which nothing flows from `absent` tangents and some gradients are `added` to what is
+        there; None where there is none."""
+        return write_in_place(usual(self.as_traced(crossing, changing), absent, added))
+
+    def as_traced(self, crossing: Crossing, changing: Collection[int]) -> Program:
+        """The program of the traced graph that runs after the same forward."""
+        return recompute(self.graph, crossing.keep, changing, crossing.away)
 
 
 class InParts(Version):
@@ -110,20 +121,25 @@ class InParts(Version):
     def serves(self, absent: frozenset[int]) -> bool:
         return absent == self._absent
 
-    def everything(self, absent: frozenset[int]) -> Program:
+    def everything(self, absent: frozenset[int], added: frozenset[int] = frozenset()) -> Program:
         program = recompute(self.graph, keep_all(self.graph) - self._inner)
-        return chunk(_without(program, self.own(self._absent)), self._chosen)
+        return usual(chunk(usual(program, self.own(self._absent)), self._chosen), added=added)
 
-    def program(self, crossing: Crossing, changing: Collection[int], absent: frozenset[int] = frozenset()) -> Program | None:
+    def program(
+        self,
+        crossing: Crossing,
+        changing: Collection[int],
+        absent: frozenset[int] = frozenset(),
+        added: frozenset[int] = frozenset(),
+    ) -> Program | None:
         plain = recompute(self.graph, crossing.keep, self.own(changing), crossing.away)
         traced = self.as_traced(crossing, changing)
-        program = _without(plain, self.own(self._absent))
+        program = usual(plain, self.own(self._absent))
         program = replace(program, carried=program.carried | self.own(traced.saved))
-        program = write_in_place(chunk(program, self._chosen))
+        program = write_in_place(usual(chunk(program, self._chosen), added=added))
         return program if self.own(traced.copies) <= program.copies else None
 
     def as_traced(self, crossing: Crossing, changing: Collection[int]) -> Program:
-        """The program of the traced graph that runs after the same forward."""
         return recompute(self._traced, self.theirs(crossing.keep), changing, self.theirs(crossing.away))
 
 
@@ -143,8 +159,10 @@ def versions(graph: Graph, described: Mapping[str, Input], in_parts: bool) -> tu
     return plain, InParts(other, graph, (regions[0], regions[1]), absent)
 
 
-def _without(program: Program, absent: frozenset[int]) -> Program:
-    return without(program, absent) if absent else program
+def usual(program: Program, absent: frozenset[int] = frozenset(), added: frozenset[int] = frozenset()) -> Program:
+    """The program for a backward that lacks the tangents `absent`, and adds the gradients `added` to what is there."""
+    program = without(program, absent) if absent else program
+    return add_gradients(program, added) if added else program
 
 
 def _rows(graph: Graph, region: Region) -> int:

@@ -51,7 +51,7 @@ class Judge:
         self.copied = self._homes(changing)
         self.tangents = self._homes(program.tangents)
         self.handed = self._homes(v for v in graph.outputs if v is not None)
-        self.gradients = self._homes(v for v in graph.gradients if v is not None)
+        self.gradients = self._homes(v for v in program.gradients if v is not None)
         self.maker = {s: step for step in self.forward for s in step.makes}
         """What the forward makes, and how."""
         self.op = {s: step.op for s, step in self.maker.items()}
