@@ -155,9 +155,9 @@ from tests.test_recover import Deep
 ours = sys.argv[1] == "ours"
 model = Deep()
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
-x = torch.randn(128, 512, 64)
-budget = neaptide.plan(model, x, budget="min", train=True, optimizer=optimizer).peak * 3 // 2
-handle = neaptide.compile(model, budget=budget, optimizer=optimizer) if ours else None
+x = torch.randn(64, 512, 64)
+budget = neaptide.plan(model, x, budget="min", train=True, optimizer=optimizer, offload=False).peak * 3 // 2
+handle = neaptide.compile(model, budget=budget, optimizer=optimizer, offload=False) if ours else None
 def step(x):
     def closure():
         optimizer.zero_grad()

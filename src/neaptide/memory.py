@@ -6,7 +6,7 @@ new size costs a sum over them, in microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -206,8 +206,10 @@ class Envelope:
     """The peak of a program, beyond what is lent to it, at every size at once."""
 
     graph: Graph
-    spans: tuple[Span, ...]
     size: np.ndarray
+    """What each span takes, by the index of the size."""
+    in_loops: Mapping[int, Span]
+    """Those of them that are of one part only."""
     change: np.ndarray
     """For each span the step that it is born in and the one it is gone in, one after the other."""
     kept: np.ndarray
@@ -216,7 +218,7 @@ class Envelope:
     turn: int
 
     def __repr__(self) -> str:
-        return f"Envelope({self.graph!r}, {self.steps} steps, {len(self.spans)} spans)"
+        return f"Envelope({self.graph!r}, {self.steps} steps, {len(self.size)} spans)"
 
     def peak(self, dims: Sequence[int]) -> int:
         """Bytes at the highest step at the sizes `dims`; parameters, buffers and inputs are not in it."""
@@ -235,21 +237,20 @@ class Envelope:
 
     def _bytes(self, dims: Sequence[int]) -> np.ndarray:
         taken = np.array(sizes_at(self.graph, dims), dtype=np.int64)[self.size]
-        of_part = bytes_at(self.graph, dims)
-        for index, span in enumerate(self.spans):
-            if span.loop is not None:
-                taken[index] = of_part(span)
+        if self.in_loops:
+            of_part = bytes_at(self.graph, dims)
+            taken[list(self.in_loops)] = [of_part(span) for span in self.in_loops.values()]
         return taken
 
 
 def envelope(program: Program) -> Envelope:
     """The `Envelope` of a program."""
     labels, found = spans(program)
-    own, turn = tuple(s for s in found if not s.lent), turn_of(program)
+    own, turn = [s for s in found if not s.lent], turn_of(program)
     return Envelope(
         program.graph,
-        own,
         np.array([s.size for s in own], dtype=np.int64),
+        {i: s for i, s in enumerate(own) if s.loop is not None},
         np.array([*(s.born for s in own), *(s.dies for s in own)], dtype=np.int64),
         np.array([_is_kept(s, turn, len(labels)) for s in own], dtype=bool),
         len(labels),

@@ -83,7 +83,7 @@ def t5(size: int, large: bool, train: bool) -> Made:
     from transformers import T5Config, T5ForConditionalGeneration
 
     shape = ((4, 128), (4, 256), (4, 384))[size] if large else ((2, 16), (3, 24), (2, 40))[size]
-    small: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 211}
+    small: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4, "vocab_size": 211}
     start: dict[str, Any] = {"decoder_start_token_id": 0}
     config = T5Config(**(start if large else start | small))
     ids = torch.randint(0, config.vocab_size, shape)

@@ -7,19 +7,19 @@ AOTAutograd would fill them with zeros (for a language model, a tensor as large 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Set
+from functools import lru_cache
 
 import torch
 
 from neaptide.graph import Graph, spec_of
-from neaptide.legality import check
 from neaptide.program import Drop, Fetch, Program, Rerun, Run, Same, Step, makes, reads, with_drops
 
 ADD = torch.ops.aten.add.Tensor
 
 
 def without(program: Program, absent: Collection[int]) -> Program:
-    """The program for when the tangents `absent` are not given."""
+    """The program for when the tangents `absent` are not given; `write_in_place`, which comes last, checks it."""
     graph = program.graph
     zero = zeros(graph, frozenset(absent))
     kept: list[Step] = []
@@ -37,7 +37,7 @@ def without(program: Program, absent: Collection[int]) -> Program:
                 step = Same(step.op, other)
         kept.append(step)
     skipped = frozenset(v for v in absent if v in zero)
-    return check(with_drops(graph, _needed(graph, kept), skipped, frozenset(program.saved)))
+    return with_drops(graph, _needed(graph, kept), skipped, frozenset(program.saved))
 
 
 def usually_absent(graph: Graph) -> frozenset[int]:
@@ -46,7 +46,8 @@ def usually_absent(graph: Graph) -> frozenset[int]:
     return frozenset(v for v in graph.tangents if v not in scalars) if scalars else frozenset()
 
 
-def zeros(graph: Graph, absent: frozenset[int]) -> set[int]:
+@lru_cache(maxsize=4)
+def zeros(graph: Graph, absent: frozenset[int]) -> frozenset[int]:
     """The values that are zero and need not be made.
 
     An op that needs a zero beside other tangents, and is not a plain sum, needs it made: then it is no longer among these.
@@ -66,7 +67,7 @@ def zeros(graph: Graph, absent: frozenset[int]) -> set[int]:
             elif zeros and other_summand(graph, index, zero) is None:
                 wanted.update(zeros)
         if not wanted:
-            return zero
+            return frozenset(zero)
         needed |= wanted | _makers(graph, wanted, flowing)
 
 
@@ -82,7 +83,7 @@ def _makers(graph: Graph, values: set[int], flowing: set[int]) -> set[int]:
     return found
 
 
-def other_summand(graph: Graph, index: int, zero: set[int]) -> int | None:
+def other_summand(graph: Graph, index: int, zero: Set[int]) -> int | None:
     """If op `index` adds a zero to something of the result's own shape, that something."""
     op = graph.ops[index]
     if op.target is not ADD or len(op.inputs) != 2 or op.node.kwargs.get("alpha", 1) != 1:

@@ -2,7 +2,8 @@
 
 In: a graph, the values to keep and those to send away. Out: a program. What is sent away goes as soon as it is made, and is
 fetched just before its first use in the backward. What the backward needs and was neither kept nor sent is run again just
-before its first use, as late as possible; a random op is run again from its marked generator state.
+before its first use, as late as possible; a random op is run again from its marked generator state. `write_in_place` changes a
+program last, and checks what came of it.
 """
 
 from __future__ import annotations
@@ -10,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from neaptide.graph import Graph
-from neaptide.legality import check
 from neaptide.program import Copy, Fetch, Mark, Program, Rerun, Run, Send, Step, Turn, with_drops
 
 
 def straight(graph: Graph) -> Program:
     """An inference graph as it was traced."""
     steps: list[Step] = [Run(index) for index in _needed(graph, (), range(len(graph.ops)))]
-    return check(with_drops(graph, steps))
+    return with_drops(graph, steps)
 
 
 def unpruned(graph: Graph) -> Program:
@@ -43,7 +43,7 @@ def recompute(graph: Graph, keep: Collection[int], changing: Collection[int] = (
             before.append(Mark(index))
         before.append(Run(index))
         before.extend(Send(v) for v in graph.ops[index].outputs if v in sent)
-    return check(with_drops(graph, [*before, Turn(), *after]))
+    return with_drops(graph, [*before, Turn(), *after])
 
 
 def _backward(graph: Graph, ops: list[int], keep: frozenset[int], away: frozenset[int]) -> tuple[list[Step], set[int]]:
