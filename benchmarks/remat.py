@@ -1,10 +1,10 @@
 """Training inside a budget: peak against step time, beside PyTorch's own budget and block checkpointing.
 
 Ways: eager, the library's own gradient checkpointing, `aot_eager` with `activation_memory_budget` from 1 to 0; ours with each
-peak that one of those reaches as its budget; and the lowest that we reach by recomputation alone (`alone`) and by all means
-(`ours`), beside eager. Peaks: each case in a process of its own with MALLOC_MMAP_THRESHOLD_=65536, the kernel's high-water
-mark of a step after two to warm up. Times: ours and theirs in one process with the default allocator, steps taken in turns, the
-median ratio of the pairs.
+distinct peak of those as its budget; ours with less than any of them; and the lowest that we reach by recomputation alone
+(`alone`) and by all means (`ours`), beside eager. Peaks: in a process with MALLOC_MMAP_THRESHOLD_=65536, the kernel's
+high-water mark of a step after two to warm up. Times: ours and theirs in one process with the default allocator, steps taken in
+turns, the median ratio of the pairs.
 
 With `--budgets`: three sizes of each model, budgets from what eager takes down to the smallest reachable and one below it,
 each beside the peak that a step inside it takes.
@@ -19,7 +19,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,11 @@ NAMES = ("gpt2", "gpt2-eager", "llama", "bert", "vit", "unet")
 SHARES = (1.0, 0.7, 0.5, 0.3, 0.1, 0.0)
 SIZES = (1.0, 0.75, 0.5)
 """Of the batch, how much is taken: of the length of texts, of the number of images, of the side of what UNet reads."""
+THEIRS = ("eager", "blocks", *(f"torch {share}" for share in SHARES))
+SAME = 0.0005
+"""Peaks that differ by less are one peak."""
+LESS = 0.7
+"""What we are asked to do with, of the least activations that the other ways reach."""
 WARM = 2
 Row = dict[str, Any]
 
@@ -77,18 +82,9 @@ def build(name: str) -> tuple[Any, Any]:
                 "labels": torch.zeros(8, dtype=torch.int64),
             }
         case _:
-            from diffusers import UNet2DConditionModel
+            from benchmarks.branches import conditional_unet
 
-            unet = UNet2DConditionModel(
-                sample_size=64,
-                block_out_channels=(64, 128, 256),
-                layers_per_block=2,
-                cross_attention_dim=128,
-                attention_head_dim=8,
-                down_block_types=("CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"),
-                up_block_types=("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
-            )
-            return unet.train(), (torch.randn(2, 4, 64, 64), torch.tensor(10), torch.randn(2, 77, 128))
+            return conditional_unet().train(), (torch.randn(2, 4, 64, 64), torch.tensor(10), torch.randn(2, 77, 128))
 
 
 def sized(name: str, size: float) -> tuple[Any, Any]:
@@ -103,19 +99,13 @@ def sized(name: str, size: float) -> tuple[Any, Any]:
     return model, {key: value[:, : int(value.shape[1] * size)].contiguous() for key, value in inputs.items()}
 
 
-def prepare(name: str, way: str) -> tuple[Callable[[], None], Any]:
-    """A step of a model under a way, and our handle, if there is one.
-
-    Ways are `eager`, `blocks`, `torch SHARE`, `ours BUDGET` and `alone BUDGET`.
-    """
+def prepare(name: str, way: str) -> tuple[Callable[[], None], int]:
+    """A step of a model under one of the other ways (`eager`, `blocks`, `torch SHARE`), and the bytes that are there whatever
+    it keeps: parameters and gradients."""
     import torch
-
-    import neaptide
-    from neaptide.dryrun import run_step
 
     model, inputs = build(name)
     call: Any = model
-    handle = None
     kind, _, figure = way.partition(" ")
     if kind == "blocks":
         enable = getattr(model, "gradient_checkpointing_enable", None) or model.enable_gradient_checkpointing
@@ -123,34 +113,74 @@ def prepare(name: str, way: str) -> tuple[Callable[[], None], Any]:
     elif kind == "torch":
         torch._functorch.config.activation_memory_budget = float(figure)
         call = torch.compile(model, backend="aot_eager")
-    elif kind in ("ours", "alone"):
-        allowed = {"exact": True, "offload": False} if kind == "alone" else {}
-        handle = neaptide.compile(model, budget=figure if figure == "min" else int(figure), **allowed)
+    step = _step(call, model, inputs)
+    for _ in range(WARM):
+        step()
+    torch._functorch.config.activation_memory_budget = 1.0
+    return step, 2 * sum(p.nbytes for p in model.parameters())
+
+
+def _step(call: Any, model: Any, inputs: Any) -> Callable[[], None]:
+    from neaptide.dryrun import run_step
 
     def step() -> None:
         run_step(call, inputs, True)
         model.zero_grad()
 
-    for _ in range(WARM):
-        step()
-    torch._functorch.config.activation_memory_budget = 1.0
-    return step, handle
+    return step
 
 
-def peak(name: str, way: str) -> Row:
-    """What a step takes, and what of it is parameters and gradients."""
+class Ours:
+    """A model under Neaptide, captured once, whatever budgets it is then asked to hold."""
+
+    def __init__(self, name: str, kind: str) -> None:
+        import neaptide
+
+        model, inputs = build(name)
+        allowed = {"exact": True, "offload": False} if kind == "alone" else {}
+        self.handle = neaptide.compile(model, budget="min", **allowed)
+        self._step = _step(model, model, inputs)
+
+    def inside(self, budget: int | str) -> Callable[[], None]:
+        """A step inside a budget."""
+        self.handle.budget = budget
+        for _ in range(WARM):
+            self._step()
+        return self._step
+
+
+def theirs(name: str) -> Row:
+    """What a step takes under each of the other ways."""
+    import gc
+
+    import torch
+
+    from neaptide.measurement import measure
+
+    found: Row = {}
+    for way in THEIRS:
+        step, fixed = prepare(name, way)
+        found[way] = {"peak": measure(step).peak, "fixed": fixed}
+        del step
+        torch._dynamo.reset()
+        gc.collect()
+    return found
+
+
+def ours(name: str, kind: str, budgets: Sequence[int | str]) -> Row:
+    """What a step takes inside each of some budgets, with all means (`ours`) or by recomputation `alone`."""
     from neaptide.errors import BudgetError
     from neaptide.measurement import measure
 
-    try:
-        step, handle = prepare(name, way)
-    except BudgetError as error:
-        return {"failed": str(error).splitlines()[0], "smallest": error.smallest}
-    taken = measure(step)
-    model, _ = build(name)
-    fixed = 2 * sum(p.numel() * p.element_size() for p in model.parameters())
-    told = {} if handle is None else {"predicted": handle.plan.peak, "planning": handle.stats.planning_seconds}
-    return {"peak": taken.peak, "fixed": fixed, **told}
+    own = Ours(name, kind)
+    found = []
+    for budget in budgets:
+        try:
+            taken = measure(own.inside(budget)).peak
+            found.append({"peak": taken, "predicted": own.handle.plan.peak, "planning": own.handle.stats.planning_seconds})
+        except BudgetError as error:
+            found.append({"failed": str(error).splitlines()[0], "smallest": error.smallest})
+    return {"found": found}
 
 
 def budgets(name: str, size: float) -> Row:
@@ -183,43 +213,67 @@ def budgets(name: str, size: float) -> Row:
     return {"plain": plain, "least": least, "found": found, "below": below}
 
 
-def turns(name: str, ours: str, theirs: str, pairs: int) -> Row:
-    """Seconds of our steps and theirs, in turns."""
-    (first, _), (second, _) = prepare(name, ours), prepare(name, theirs)
-    seconds: dict[str, list[float]] = {ours: [], theirs: []}
-    for pair in range(pairs):
-        order = [(ours, first), (theirs, second)]
-        for way, step in order if pair % 2 else order[::-1]:
-            begin = time.perf_counter()
-            step()
-            seconds[way].append(time.perf_counter() - begin)
-    return {"ours": seconds[ours], "theirs": seconds[theirs]}
+def turns(name: str, kind: str, pairs: int, beside: Sequence[tuple[str, int | str]]) -> Row:
+    """Seconds of the steps of each of the other ways and of ours inside a budget, in turns."""
+    own, found = Ours(name, kind), []
+    known: dict[str, Callable[[], None]] = {}
+    for way, budget in beside:
+        step = known[way] = known.get(way) or prepare(name, way)[0]
+        seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
+        both = [("ours", own.inside(budget)), ("theirs", step)]
+        for pair in range(pairs):
+            for who, run in both if pair % 2 else both[::-1]:
+                begin = time.perf_counter()
+                run()
+                seconds[who].append(time.perf_counter() - begin)
+        found.append(seconds)
+    return {"found": found}
 
 
 def rows_of(name: str, pairs: int) -> Iterator[Row]:
-    """Every way; then ours inside the peak of each, with our time beside its."""
-    known: dict[int, Row] = {}
-    for way in ("eager", "blocks", *(f"torch {share}" for share in SHARES)):
-        theirs = {"model": name, "way": way, **try_to_ask(__file__, "--case", "peak", name, way, measuring=True)}
-        yield theirs
-        if "failed" in theirs:
-            continue
-        budget = int(theirs["peak"])
-        ours = known.get(budget) or try_to_ask(__file__, "--case", "peak", name, f"ours {budget}", measuring=True)
-        known[budget] = ours
-        row = {"model": name, "way": "  ours inside it", "budget": budget, **ours}
-        if "failed" not in ours:
-            row |= {
-                "seconds": try_to_ask(__file__, "--case", "turns", name, f"ours {budget}", way, str(pairs), measuring=False)
-            }
-        yield row
-    for way in ("alone min", "ours min"):
-        row = {"model": name, "way": way, **try_to_ask(__file__, "--case", "peak", name, way, measuring=True)}
-        yield row | {"seconds": try_to_ask(__file__, "--case", "turns", name, way, "eager", str(pairs), measuring=False)}
+    """Every way; then ours inside the peak of each, with our time beside its; then the lowest, beside eager."""
+    taken = _asked("theirs", name)
+    if "failed" in taken:
+        yield {"model": name, "way": "others", **taken}
+        return
+    ways = {way: row for way, row in taken.items() if _is_new(way, taken)}
+    fixed = taken["eager"]["fixed"]
+    less = int(fixed + LESS * (min(row["peak"] for row in taken.values()) - fixed))
+    beside: list[tuple[str, int | str]] = [(way, row["peak"]) for way, row in ways.items()]
+    beside += [("eager", less), ("eager", "min")]
+    own = _rows(name, "ours", pairs, beside)
+    for way, row in taken.items():
+        yield {"model": name, "way": way, **row}
+        if way in ways:
+            yield {"model": name, "way": "  ours inside it", "fixed": fixed, "budget": row["peak"], **next(own)}
+    yield {"model": name, "way": f"ours, {LESS:.0%} of the least", "fixed": fixed, "budget": less, **next(own)}
+    yield {"model": name, "way": "ours min", "fixed": fixed, **next(own)}
+    yield {"model": name, "way": "alone min", "fixed": fixed, **next(_rows(name, "alone", pairs, [("eager", "min")]))}
+
+
+def _rows(name: str, kind: str, pairs: int, beside: Sequence[tuple[str, int | str]]) -> Iterator[Row]:
+    """Our peaks and seconds inside budgets, each beside another way."""
+    peaks = _asked("ours", name, kind, [budget for _, budget in beside])
+    rows = peaks.get("found") or [peaks] * len(beside)
+    todo = [pair for pair, row in zip(beside, rows, strict=True) if "failed" not in row]
+    told = _asked("turns", name, kind, pairs, todo, measuring=False) if pairs and todo else {"found": [{}] * len(todo)}
+    seconds = iter(told.get("found") or [told] * len(todo))
+    for row in rows:
+        yield row if "failed" in row else {**row, "seconds": next(seconds)}
+
+
+def _asked(case: str, *args: Any, measuring: bool = True) -> Row:
+    return try_to_ask(__file__, "--case", json.dumps([case, *args]), measuring=measuring)
+
+
+def _is_new(way: str, taken: Row) -> bool:
+    """Whether none of the ways before one takes the same."""
+    before = list(taken.values())[: list(taken).index(way)]
+    return all(abs(row["peak"] / taken[way]["peak"] - 1) > SAME for row in before)
 
 
 def line(row: Row) -> str:
-    cells = [f"{row['model']:<11}{row['way']:<18}"]
+    cells = [f"{row['model']:<11}{row['way']:<24}"]
     if "failed" in row:
         return cells[0] + row["failed"]
     budget = f"{row['budget'] / 1e6:,.1f}" if "budget" in row else ""
@@ -237,7 +291,7 @@ def line(row: Row) -> str:
 def held(name: str) -> Iterator[Row]:
     """Budgets and the peaks inside them, at three sizes."""
     for size in SIZES:
-        yield {"model": name, "size": size, **try_to_ask(__file__, "--case", "budgets", name, str(size), measuring=True)}
+        yield {"model": name, "size": size, **_asked("budgets", name, size)}
 
 
 def held_line(row: Row) -> str:
@@ -253,26 +307,23 @@ def held_line(row: Row) -> str:
     return f"{begin}{figures}  {'says what is smallest' if row['below'] else 'NO ERROR BELOW'}"
 
 
+CASES: dict[str, Callable[..., Row]] = {"theirs": theirs, "ours": ours, "turns": turns, "budgets": budgets}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(NAMES), help="models, with commas")
-    parser.add_argument("--pairs", type=int, default=21)
+    parser.add_argument("--pairs", type=int, default=21, help="how many times the two take turns; 0 for peaks alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rows there, after each of them")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw peaks and times: .svg or .html")
     parser.add_argument("--budgets", action="store_true", help="whether budgets hold, instead")
-    parser.add_argument("--case", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    match options.case:
-        case ["peak", name, way]:
-            print(json.dumps(peak(name, way)))
-            return
-        case ["budgets", name, size]:
-            print(json.dumps(budgets(name, float(size))))
-            return
-        case ["turns", name, ours, theirs, pairs]:
-            print(json.dumps(turns(name, ours, theirs, int(pairs))))
-            return
-    heads = f"{'model':<11}{'way':<18}{'budget MB':>10}{'peak MB':>11}{'activations':>14}{'time/its':>10}{'quartiles':>16}"
+    if options.case:
+        case, *args = json.loads(options.case)
+        print(json.dumps(CASES[case](*args)))
+        return
+    heads = f"{'model':<11}{'way':<24}{'budget MB':>10}{'peak MB':>11}{'activations':>14}{'time/its':>10}{'quartiles':>16}"
     if options.budgets:
         heads = f"{'model':<11}{'size':<6}{'eager MB':>9}{'least MB':>10}{'most':>8}{'rises':>8}{'off':>8}  peak / budget"
     print(heads)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 # Before torch is imported: AMX can be advertised and not usable, and bf16 then dies with SIGILL.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -29,3 +30,25 @@ def fresh_captures() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_in_force(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Models that a test adapted are let go of after it; no mode is left, under which later tests would capture nothing."""
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    from neaptide.eager.adapt import Adapter
+
+    made: list[Adapter] = []
+    plain = Adapter.__init__
+
+    def noted(self: Adapter, *args: Any, **kwargs: Any) -> None:
+        plain(self, *args, **kwargs)
+        made.append(self)
+
+    monkeypatch.setattr(Adapter, "__init__", noted)
+    yield
+    for adapter in made:
+        adapter.release()
+    left = _get_current_dispatch_mode_stack()
+    assert not left, f"left in force: {left}"

@@ -145,7 +145,7 @@ def test_a_cache_that_is_handed_out_has_no_gradient() -> None:
             out = model(input_ids=ids, labels=ids)
             out.loss.backward()
         assert out.past_key_values is not None
-        assert handle is None or len(handle.plan.graphs[0].regions) == 2
+        assert handle is None or len(handle.plan.graphs[0].regions) >= 2
         found.append([p.grad for p in model.parameters() if p.grad is not None])
     assert_close(*found)
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from neaptide.errors import NeaptideError as NeaptideError
     from neaptide.errors import OffloadError as OffloadError
     from neaptide.handle import Handle as Handle
+    from neaptide.handle import adapt as adapt
     from neaptide.handle import compile as compile
     from neaptide.measurement import Measurement as Measurement
     from neaptide.measurement import measure as measure
@@ -31,6 +32,7 @@ _HOMES = {
     "NeaptideError": "errors",
     "OffloadError": "errors",
     "Plan": "plans",
+    "adapt": "handle",
     "compile": "handle",
     "estimate": "dryrun",
     "measure": "measurement",

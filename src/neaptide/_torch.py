@@ -65,6 +65,9 @@ from torch._C import _will_engine_execute_node as will_be_run
 from torch._C import _current_autograd_node as current_autograd_node
 from torch._C._autograd import _get_sequence_nr as autograd_sequence
 
+# Whether someone's hooks pack what is saved for the backward: a checkpoint around a block, or an offload of the user's own.
+from torch._C._autograd import _top_saved_tensors_default_hooks
+
 # Whether Dynamo leaves a frame alone, as it does those of torch's own modules (nn.Sequential).
 from torch._dynamo.trace_rules import check as dynamo_skips
 
@@ -99,3 +102,8 @@ def autograd_context():
         if context is not None and hasattr(context, "set_materialize_grads"):
             return context
     return None
+
+
+def saved_tensor_hooks():
+    """The innermost hooks on saved tensors that are in force; None if there are none."""
+    return _top_saved_tensors_default_hooks(False)

@@ -37,14 +37,20 @@ class Entry:
     path: str
     source: str
     dies: int = -1
+    asked: int = 0
+    """Bytes before the allocator's rounding."""
 
 
 class Accounting(TorchDispatchMode):
-    """Counts storages while it is the innermost mode above a `FakeTensorMode`."""
+    """Counts storages while it is the innermost mode above a `FakeTensorMode`, or, if it is told that ops are `real`, above
+    none.
 
-    def __init__(self, modules: Sequence[nn.Module] = ()) -> None:
+    `where` may be someone else who knows where a run is.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module] = (), where: Any = None, real: bool = False) -> None:
         super().__init__()
-        self.where = Whereabouts(modules)
+        self.where = Whereabouts(modules) if where is None else where
         self.values = Values(self.where.line)
         self.steps = ["start"]
         self.entries: list[Entry] = []
@@ -52,6 +58,7 @@ class Accounting(TorchDispatchMode):
         self._alive: dict[int, tuple[Entry, weakref.ref[Any]]] = {}
         self._threads = torch.get_num_threads()
         self._sums: list[tuple[Entry, Entry]] = []
+        self._run = _run_it if real else self.values.run
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -68,19 +75,19 @@ class Accounting(TorchDispatchMode):
         if func.namespace in ("prim", "profiler"):
             return func(*args, **kwargs)
         if func.is_view:
-            return self.values.run(func, args, kwargs)
+            return self._run(func, args, kwargs)
         path, source = self.where.place()
         name = func._schema.name.removeprefix("aten::")
         self.steps.append(f"{name} ({path})" if path else name)
         step = len(self.steps) - 1
         for tensor in tensors_in(args):
             self._see(tensor, "other", "other", 0, "", "")
-        out = self.values.run(func, args, kwargs)
+        out = self._run(func, args, kwargs)
         hidden = self.values.take_hidden()
         if is_listed(func):
             hidden += workspace(func, *as_specs(args, kwargs), self._threads)
         if hidden:
-            self.entries.append(Entry(name, "workspace", allocated(hidden), step, path, source, step + 1))
+            self.entries.append(Entry(name, "workspace", allocated(hidden), step, path, source, step + 1, hidden))
         results = list(tensors_in(out))
         larger = retained(func, args, results)
         for position, tensor in enumerate(results):
@@ -120,7 +127,7 @@ class Accounting(TorchDispatchMode):
             size = storage.nbytes() if nbytes is None else nbytes
             if not size:
                 continue
-            entry = Entry(name, kind, allocated(size, tensor.device.type), step, path, source)
+            entry = Entry(name, kind, allocated(size, tensor.device.type), step, path, source, asked=size)
             self.entries.append(entry)
 
             def died(_: Any, entry: Entry = entry, key: int = key) -> None:
@@ -141,13 +148,22 @@ class Accounting(TorchDispatchMode):
     def alive(self) -> list[Entry]:
         return [entry for entry, _ in self._alive.values()]
 
-    def timeline(self) -> Timeline:
-        end = len(self.steps)
+    def settle(self) -> None:
+        """Once all is over: sums that autograd makes in place are born when what they are made of has gone."""
         for first, total in self._sums:
             if first.dies == total.born + 1:
                 total.born += 1
+        self._sums.clear()
+
+    def timeline(self) -> Timeline:
+        end = len(self.steps)
+        self.settle()
         lives = (Life(e.name, e.kind, e.bytes, e.born, end if e.dies < 0 else e.dies, e.path, e.source) for e in self.entries)
         return Timeline(tuple(self.steps), tuple(life for life in lives if life.born < life.dies))
+
+
+def _run_it(func: Any, args: Any, kwargs: Any) -> Any:
+    return func(*args, **kwargs)
 
 
 def storages(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
@@ -158,7 +174,9 @@ def storages(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
     """
     if is_traceable_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:
-            yield from storages(getattr(tensor, name))
+            inner = getattr(tensor, name)
+            if isinstance(inner, torch.Tensor):  # a DTensor names its mesh as well
+                yield from storages(inner)
     elif tensor.layout is torch.strided:
         yield tensor.untyped_storage()
     else:

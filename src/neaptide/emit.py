@@ -23,9 +23,11 @@ from neaptide.graph import Graph
 from neaptide.loops import Looped, signature, write_loop
 from neaptide.ops import PART_OF, in_place_variant
 from neaptide.program import Add, Copy, Fetch, Loop, Mark, Program, Rerun, Run, Same, Send, Step, reads
-from neaptide.rounds import Round
+from neaptide.rounds import Round, group_norm_part
 
 Piece: TypeAlias = Callable[[list[Any]], Sequence[Any]]
+STRICT: dict[Any, Any] = {torch.ops.aten.native_group_norm.default: group_norm_part}
+"""Kernels that refuse a layout which a trace may mistake for the one they take (with a batch of one): checked first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +224,7 @@ class _Piece:
         args: Any = map_arg(op.node.args, self.argument)
         kwargs: Any = map_arg(op.node.kwargs, self.argument)
         if onto is None:
-            made = self.graph.create_node("call_function", op.target, args, kwargs, op.name)
+            made = self.graph.create_node("call_function", STRICT.get(op.target, op.target), args, kwargs, op.name)
         else:
             made = self.write(op.target, args, kwargs, op.name)
         made.meta["place"] = (op.path, op.source)

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
+import sympy
 import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves, tree_map
@@ -171,8 +173,33 @@ class Graph:
 
 
 def expression(size: Any) -> Any:
-    """A size as a plain int or a sympy expression, with divisions done that leave no rest."""
-    return _divided(size.node.expr) if isinstance(size, torch.SymInt) else int(size)
+    """A size as a plain int or a sympy expression, with divisions done that leave no rest.
+
+    Sizes that the capture was found to need equal (as many labels as rows of scores) are one expression.
+    """
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    found = _divided(size.node.expr)
+    same = _same_sizes(size.node.shape_env)
+    return same.get(sympy.expand(found), found) if same else found
+
+
+_same: WeakKeyDictionary[Any, tuple[int, dict[Any, Any]]] = WeakKeyDictionary()
+
+
+def _same_sizes(shapes: Any) -> dict[Any, Any]:
+    """For expressions that guards of a capture say are equal to another, one of the two to stand for both."""
+    guards = shapes.guards
+    known, same = _same.get(shapes, (0, {}))
+    if known != len(guards):
+        for guard in guards[known:]:
+            if isinstance(guard.expr, sympy.Eq):
+                sides = sorted((sympy.expand(shapes.replace(side)) for side in guard.expr.args), key=str)
+                one, other = (same.get(side, side) for side in sides)
+                if one != other and not any(side.is_Symbol or side.is_number for side in sides):  # those torch puts in itself
+                    same.update((side, one) for side, stands in [*same.items(), (other, other)] if stands == other)
+        _same[shapes] = (len(guards), same)
+    return same
 
 
 @cache

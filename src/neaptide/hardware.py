@@ -69,7 +69,7 @@ def this_machine(device: str = "cpu") -> Machine:
     >>> this_machine().call > 0
     True
     """
-    path = cache_folder() / f"machine-{_key(device)}.json"
+    path = cache_folder() / f"machine-{machine_key(device)}.json"
     kept = _read(path)
     if kept.get("looks", 0) < LOOKS or time.time() - kept["when"] > A_DAY:
         with real_tensors(), torch.inference_mode():
@@ -165,7 +165,7 @@ def _merged(kept: Mapping[str, Any], found: Mapping[str, float]) -> dict[str, An
     }
 
 
-def _key(device: str) -> str:
+def machine_key(device: str) -> str:
     """What the figures depend on."""
     name = _processor() if device == "cpu" else str(torch.accelerator.current_device_index())
     facts = (device, name, torch.__version__, torch.get_num_threads(), str(away.place()))

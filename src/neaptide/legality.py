@@ -59,6 +59,7 @@ def _violations(program: Program) -> Iterator[tuple[Step | None, str]]:
             case Turn():
                 out = [v for v in graph.outputs if v is not None]
                 yield from ((step, f"output {names[v]} is not there") for v in out if v not in memory.home or v in stale)
+                yield from ((step, f"{names[v]}, which is carried on, was overwritten") for v in program.carried & stale)
                 stale -= program.copies
             case Copy(value):
                 if value not in memory.home or value in stale:

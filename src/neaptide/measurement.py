@@ -116,11 +116,11 @@ def _measure_cpu(fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, 
     _trim()
     live = live_tensor_bytes("cpu")
     _reset_high_water()
-    resident = _status("VmRSS")
+    resident = resident_bytes()
     start = time.perf_counter()
     value = fn(*args, **kwargs)
     seconds = time.perf_counter() - start
-    return Measurement(live + max(0, _status("VmHWM") - resident), seconds, value, note)
+    return Measurement(live + max(0, high_water() - resident), seconds, value, note)
 
 
 def _measure_accelerator(
@@ -179,6 +179,21 @@ def _status(field: str) -> int:
             if line.startswith(field + ":"):
                 return int(line.split()[1]) * 1024
     raise NeaptideError(f"/proc/self/status has no {field}; a peak on the CPU cannot be measured here")
+
+
+def resident_bytes() -> int:
+    """What the process holds in memory now."""
+    return _status("VmRSS")
+
+
+def high_water() -> int:
+    """The most that the process held since the mark was last reset."""
+    return _status("VmHWM")
+
+
+def is_true() -> bool:
+    """Whether the kernel's high-water mark tells the peak of tensors: it does where freed ones go back to it at once."""
+    return sys.platform.startswith("linux") and not _allocator_note(_starting_environment())
 
 
 def _reset_high_water() -> None:

@@ -5,6 +5,7 @@ In: a session's choices for the graphs of a step. Out: a `Plan`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -71,6 +72,21 @@ class GraphPlan:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class BlockPlan:
+    """How one call of a block runs under `adapt`: its way, bytes it leaves behind, seconds to do again."""
+
+    name: str
+    way: str
+    kept: int
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        from neaptide.report import format_bytes
+
+        return f"{self.name}: {self.way}, leaves {format_bytes(self.kept)} behind"
+
+
 @dataclass(frozen=True)
 class Plan(Predicted):
     """What a step will take under a budget, and how each of its graphs will run.
@@ -87,6 +103,8 @@ class Plan(Predicted):
     graphs: tuple[GraphPlan, ...]
     timeline: Timeline
     notes: tuple[str, ...] = field(default=())
+    blocks: tuple[BlockPlan, ...] = ()
+    """The calls of blocks, where there is no graph."""
 
     @property
     def seconds(self) -> float:
@@ -97,6 +115,10 @@ class Plan(Predicted):
         from neaptide.report import format_bytes
 
         budget = "no budget" if self.budget is None else f"budget {format_bytes(self.budget)}"
+        if self.blocks:
+            ways = Counter(block.way for block in self.blocks)
+            told = ", ".join(f"{count} {way}" for way, count in ways.items())
+            return f"peak {format_bytes(self.peak)}, {budget}, {len(self.blocks)} blocks: {told}"
         lines = [f"peak {format_bytes(self.peak)}, {budget}, {len(self.graphs)} graph{'s' * (len(self.graphs) != 1)}"]
         return "\n".join([*lines, *(f"  {graph}" for graph in self.graphs)])
 
@@ -116,7 +138,7 @@ class Plan(Predicted):
             lines += [f"{graph.name}: rewritten: {rewrite}" for rewrite in graph.rewrites]
             lines += [f"{graph.name}: {dim} is fixed: {why}" for dim, why in graph.fixed.items()]
             lines += [f"{graph.name}: {note}" for note in graph.notes]
-        return "\n".join([*lines, *self.notes])
+        return "\n".join([*lines, *map(str, self.blocks), *self.notes])
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -125,6 +147,7 @@ class Plan(Predicted):
             "graphs": [asdict(graph) for graph in self.graphs],
             "timeline": self.timeline.to_json(),
             "notes": list(self.notes),
+            "blocks": [asdict(block) for block in self.blocks],
         }
 
     @staticmethod
@@ -134,6 +157,7 @@ class Plan(Predicted):
             tuple(map(_graph_from_json, data["graphs"])),
             Timeline.from_json(data["timeline"]),
             tuple(data["notes"]),
+            tuple(BlockPlan(**block) for block in data.get("blocks", ())),
         )
 
 

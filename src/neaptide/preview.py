@@ -25,6 +25,7 @@ from neaptide.handle import Handle, device_of
 from neaptide.loops import LAST
 from neaptide.optimizers import twin_optimizer
 from neaptide.plans import Plan
+from neaptide.runtime.compiled import Compiled
 from neaptide.runtime.compose import make_plan
 from neaptide.runtime.session import Session
 from neaptide.twins import Twins, fake_twins
@@ -56,7 +57,7 @@ def plan(
         stepper = twin_optimizer(optimizer, twins.twin) if train and optimizer is not None else None
         allowed = {"exact": exact, "rewrite": rewrite, "offload": offload}
         session = Session(Budget(), twins.modules, stepper, bounded=budget is not None, **allowed)
-        handle = Handle(model, session)
+        handle = Handle(model, Compiled(model, session))
         call = model if isinstance(model, torch.nn.Module) else handle
         try:
             with _gradients_put_back(twins), _watched(twins.mode, Accounting(twins.modules)):

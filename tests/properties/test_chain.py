@@ -53,3 +53,37 @@ def test_a_long_chain_of_many_ways_still_fits_and_takes_no_time() -> None:
     found = fastest(links, tight.peak + 50)
     assert found is not None
     assert found.peak <= tight.peak + 50
+
+
+@given(st.lists(TAKES, min_size=1, max_size=3), st.lists(BYTES, min_size=8, max_size=9), st.integers(0, 260))
+def test_a_run_of_the_same_ways_is_as_good_as_trying_everything(takes: list[Take], later: list[int], limit: int) -> None:
+    ways = tuple(takes)
+    links = [Link([Take(3, 3, 2)]), *(Link(ways, 0, made) for made in sorted(later, reverse=True)), Link([Take(5, 5, 0)])]
+    every = [(chosen, levels(links, chosen)) for chosen in product(*(link.ways for link in links))]
+    fitting = [sum(way.seconds for way in chosen) for chosen, found in every if max(found) <= limit]
+    fast = fastest(links, limit)
+    if fast is not None:
+        assert fitting
+        assert fast.peak <= limit
+        assert list(fast.levels) == levels(links, fast.ways)
+    if fast is None and fitting:  # two ways at most in a run: a third may be needed where room is scarcest
+        assert len(_distinct(ways)) > 2
+    if fast is not None and len(_distinct(ways)) <= 2:
+        assert sum(way.seconds for way in fast.ways) <= 2 * min(fitting) + max(way.seconds for way in ways)
+    assert lowest(links).peak >= min(max(found) for _, found in every)
+
+
+def _distinct(ways: tuple[Take, ...]) -> set[Take]:
+    return set(ways)
+
+
+def test_a_run_fills_the_room_there_is() -> None:
+    ways = (Take(40, 40, 30), Take(12, 45, 2, 1.0), Take(40, 42, 20, 0.4))
+    links = [Link([Take(5, 5, 5)]), *(Link(ways, 0, 100 - n) for n in range(100)), Link([Take(60, 60, 0)])]
+    low, high = lowest(links), fastest(links, 1 << 40)
+    assert high is not None
+    for share in (0.1, 0.3, 0.5, 0.9):
+        limit = int(low.peak + share * (high.peak - low.peak))
+        found = fastest(links, limit)
+        assert found is not None
+        assert 0.95 * limit <= found.peak <= limit

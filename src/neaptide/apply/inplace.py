@@ -120,6 +120,9 @@ def _last_reads(program: Program) -> dict[int, int]:
         elif isinstance(step, (Send, Same, Add, Loop)):
             homes = (memory.home[v] for v in reads(graph, step))
             last.update((home, position) for home in homes if home is not None)
+        elif isinstance(step, Turn):
+            carried = (memory.home.get(v) for v in program.carried)
+            last.update((home, position) for home in carried if home is not None)
         memory.follow(step)
     for value in program.handed:
         home = memory.home[value]

@@ -9,6 +9,7 @@ program last, and checks what came of it.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from neaptide.graph import Graph
 from neaptide.program import Copy, Fetch, Mark, Program, Rerun, Run, Send, Step, Turn, with_drops
@@ -44,6 +45,17 @@ def recompute(graph: Graph, keep: Collection[int], changing: Collection[int] = (
         before.append(Run(index))
         before.extend(Send(v) for v in graph.ops[index].outputs if v in sent)
     return with_drops(graph, [*before, Turn(), *after])
+
+
+def marked(program: Program, ops: Collection[int]) -> Program:
+    """The program whose forward notes the generator's state before these random ops too: another backward may want it."""
+    fresh = frozenset(ops).difference(program.marks)
+    steps: list[Step] = []
+    for position, step in enumerate(program.steps):
+        if position < program.turn and isinstance(step, Run) and step.op in fresh:
+            steps.append(Mark(step.op))
+        steps.append(step)
+    return replace(program, steps=tuple(steps))
 
 
 def _backward(graph: Graph, ops: list[int], keep: frozenset[int], away: frozenset[int]) -> tuple[list[Step], set[int]]:

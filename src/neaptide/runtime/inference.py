@@ -107,5 +107,6 @@ class Inference(Unit):
         if piece is None:
             piece = self._pieces[rung.number] = emit_inference(rung.program)
         results = self.session.run(piece, args)
+        self.session.ran()
         call.handed = memories(results)
         return results

@@ -2,8 +2,8 @@
 
 In: a version of a joint graph; then dims. Out: choices of values to keep and to send away, each with what it takes; `Ways` puts
 them in order, best guess first: each is judged by the program made of it, and what the judge says goes into the next guess.
-Choices are sought once, at the first size and at sizes well below and above it: at any other they are only weighed anew. So a
-smaller room never gets a choice that takes more.
+Choices are sought once, at the first size and at sizes well below and above it, or found on the disk (cache.py): at any other
+size they are only weighed anew. So a smaller room never gets a choice that takes more.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from neaptide.hardware import this_machine
+from neaptide.report.progress import progress
+from neaptide.runtime.cache import Found, Shelf
 from neaptide.runtime.room import Room
 from neaptide.runtime.version import Crossing, Version
 from neaptide.search.chain import Take
@@ -61,10 +63,12 @@ class Recomputing:
         offload: bool = False,
     ) -> None:
         self._version = version
-        self._judge = Judge(version.everything(absent, added), version.own(changing))
+        self._judge = Judge(version.everything(absent, added), version.own(changing), version.again)
         self._cutter = Cutter(self._judge)
         self._seeds = {self._judge.storages(version.own(seed)) for seed in seeds}
         self._kin, self._offload = kin, offload
+        storages = self._judge.wanted.union(self._cutter.storages)
+        self._shelf = Shelf(version.graph, version.own(absent), offload, storages)
         self._choices: dict[Choice, Crossing] = {} if known is None else known._choices
         self._weighed: dict[Dims, list[Weighed]] = {}
 
@@ -90,14 +94,27 @@ class Recomputing:
         return Scene(self._judge, dims, this_machine(self._judge.graph.device), self._offload)
 
     def _seek(self, dims: Dims) -> None:
+        kept = self._shelf.read()
+        if kept is not None and all(
+            AROUND[0] <= was / max(now, 1) <= AROUND[1] for was, now in zip(kept.dims, dims, strict=True)
+        ):
+            self._enter(kept.choices)
+            return
         known = self._of_kin(dims)
         around = [] if known else [self._judge.graph.sizes.around(dims, times) for times in AROUND if dims]
-        for at in (dims, *filter(None, around)):
-            targets = TARGETS if at == dims and not known else FEWER
-            for played in Chooser(self._scene(at), self._cutter, self._seeds, known).climb(targets):
-                keep = self._judge.values(played.choice.keep | self._judge.there_anyway)
-                self._choices[played.choice] = Crossing(self._version, keep, self._judge.values(played.choice.away))
+        targets = {at: TARGETS if at == dims and not known else FEWER for at in (dims, *filter(None, around))}
+        with progress("finding what to keep for the backward", sum(targets.values()) + len(targets)) as advance:
+            for at, count in targets.items():
+                found = Chooser(self._scene(at), self._cutter, self._seeds, known).climb(count, advance)
+                self._enter(played.choice for played in found)
         self._judge.forget_all_but(self._choices)
+        self._shelf.write(Found(dims, tuple(self._choices)))
+
+    def _enter(self, choices: Iterable[Choice]) -> None:
+        for choice in choices:
+            needed = choice.keep.intersection(self._judge.replay(choice).needed)
+            keep = self._judge.values(needed | self._judge.there_anyway)
+            self._choices[choice] = Crossing(self._version, keep, self._judge.values(choice.away))
 
     def _of_kin(self, dims: Dims) -> list[Choice]:
         """What was chosen for the other version, by the storages of this one."""

@@ -9,7 +9,7 @@ all of it. Each time the plan is tightened by what was seen; where nothing small
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -19,9 +19,21 @@ from neaptide._torch import current_backward
 from neaptide.errors import BudgetError
 
 if TYPE_CHECKING:
+    from neaptide.budget import Budget
     from neaptide.runtime.session import Session
 
 T = TypeVar("T")
+
+
+class Repeatable(Protocol):
+    """What can run a step again, tighter."""
+
+    @property
+    def budget(self) -> Budget: ...
+    def begin_step(self) -> None: ...
+    def tighten(self) -> bool: ...
+
+
 FAILED_TO_ALLOCATE = ("DefaultCPUAllocator", "std::bad_alloc", "not enough memory")
 """What the message says where PyTorch raises a plain RuntimeError."""
 
@@ -56,7 +68,7 @@ def forward(session: Session, run: Callable[[list[Any]], T], args: list[Any], ra
         args[:] = given
 
 
-def whole_step(session: Session, closure: Callable[[], T], modules: Sequence[nn.Module]) -> T:
+def whole_step(session: Repeatable, closure: Callable[[], T], modules: Sequence[nn.Module]) -> T:
     """Run a step; where memory runs out, put back what was there before, and run it again with a tighter plan."""
     session.begin_step()
     if session.budget.limit is None:  # there is nothing to tighten
@@ -72,7 +84,7 @@ def whole_step(session: Session, closure: Callable[[], T], modules: Sequence[nn.
         before.put_back()
 
 
-def _tighten(session: Session, error: Exception) -> None:
+def _tighten(session: Repeatable, error: Exception) -> None:
     """Plan for less, if memory ran out and there is less to plan for; otherwise the error goes on."""
     if not ran_out(error):
         raise error

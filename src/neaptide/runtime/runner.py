@@ -165,6 +165,7 @@ class Unit:
         self.session.arrives(self)
         situation = self.situation(dims)
         call = self.chosen.get(situation)
+        is_new = call is None
         if call is None:
             call = Call(self, dims, memories(args))
             self.chosen[situation] = call.on(self.session.choose(call))
@@ -173,7 +174,7 @@ class Unit:
         else:
             for position in self._fed:
                 call.given[position] = args[position].untyped_storage()._cdata
-        self.session.called(call)
+        self.session.called(call, is_new)
         return call
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -21,6 +21,7 @@ from neaptide.report import format_bytes
 from neaptide.runtime.compose import make_plan
 from neaptide.runtime.inference import Inference
 from neaptide.runtime.ledger import Ledger
+from neaptide.runtime.observe import Observation, Watch, watch
 from neaptide.runtime.room import ANYTHING, Room
 from neaptide.runtime.runner import Call, Rung, Unit
 from neaptide.runtime.training import Training
@@ -30,13 +31,15 @@ from neaptide.search.chain import Link
 
 @dataclass
 class Stats:
-    """What happened so far: graphs captured, calls, plans made and the seconds that took, and times that memory ran out."""
+    """What happened so far: graphs captured, calls, plans made and the seconds that took, times that memory ran out, and what
+    steps at new sizes took that took more than any before."""
 
     captures: int = 0
     calls: int = 0
     plans: int = 0
     planning_seconds: float = 0.0
     recoveries: int = 0
+    observed: list[Observation] = field(default_factory=list)
 
 
 def run(piece: Emitted, args: list[Any]) -> Sequence[Any]:
@@ -69,6 +72,7 @@ class Session:
         self._turned = False
         self._margin = 0
         """Bytes of the budget that turned out not to be there."""
+        self._watch: Watch | None = None
         self.calls: list[Call] = []
         self._sequence: list[Call] = []
         """The calls of this step so far, and those of the last whole step that trained."""
@@ -97,10 +101,17 @@ class Session:
         if nothing_saved or (again and not unit.graph.trains):
             self.begin_step()
 
-    def called(self, call: Call) -> None:
-        """A graph is about to run."""
+    def called(self, call: Call, is_new: bool = False) -> None:
+        """A graph is about to run, in a situation that was met before or not. A step that begins with a new one is watched."""
         self.stats.calls += 1
+        if is_new and not self.calls and self.budget.limit is not None and self.run is run:  # not on fakes
+            self._watch = watch(call.unit.graph.device, call.dims)
         self.calls.append(call)
+
+    def ran(self) -> None:
+        """A graph has run, to its end or back to its beginning."""
+        if self._watch is not None:
+            self._watch.look()
 
     @property
     def informed(self) -> bool:
@@ -114,6 +125,7 @@ class Session:
     def begin_step(self) -> None:
         """The graphs called from here on are those of one step."""
         self._learn()
+        self._compare()
         self._turned = False
         self.calls.clear()
 
@@ -121,6 +133,27 @@ class Session:
         """Once its backward ran, a step has shown what it calls."""
         if self._turned:
             self._sequence = list(self.calls)
+
+    def _compare(self) -> None:
+        """Beside what was planned: what a watched step took. What it took beyond that is not there to plan with."""
+        watched, self._watch = self._watch, None
+        seen = None if watched is None else watched.ends(self._planned())
+        if seen is not None:
+            self.stats.observed.append(seen)
+            if seen.excess:
+                self._margin += seen.excess
+                for unit in self.units:
+                    unit.forget()
+
+    def _planned(self) -> int:
+        """What the calls of this step were planned to take beyond what was there before it."""
+        there = highest = 0
+        for position, call in enumerate(self.calls):
+            take = call.rung.take(call.dims)
+            later = self._made_by(self.calls[position + 1 :])
+            highest = max(highest, there + max(take.peak, take.back + later))
+            there += take.kept
+        return highest
 
     def replan(self, budget: Budget) -> None:
         """Go on with another budget."""

@@ -224,6 +224,7 @@ class Training(Unit):
         args += sums if added and sums is not None else ()
         del sums
         results = self.session.run(piece, args)
+        self.session.ran()
         if self._alone is None:
             watch(getattr(node, "neaptide_parameters", {}), results, self._told)
         if absent != self._absent:

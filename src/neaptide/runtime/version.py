@@ -1,4 +1,4 @@
-"""The versions of a joint graph: as it was traced, and with its loss in parts.
+"""The versions of a joint graph: as it was traced, with its loss in parts, and with its wide places in parts too.
 
 In: a traced joint graph. Out: versions, each of which turns a choice of what crosses the turn into a program. They share names:
 what one keeps under a name is what the other would, so that a backward for which a version has no program (one where other
@@ -7,25 +7,26 @@ tangents flow than usual) can run as it was traced.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from neaptide.apply import add_gradients, chunk, recompute, usually_absent, without, write_in_place
+from neaptide.apply import add_gradients, chunk, marked, recompute, usually_absent, without, write_in_place
 from neaptide.axes import Flow
 from neaptide.emit import Slots
 from neaptide.graph import Graph, Input
 from neaptide.program import Program
-from neaptide.rewrite.losses import losses_by_row
+from neaptide.rewrite.rows import by_rows
 from neaptide.search.chunk.regions import Region
 from neaptide.search.recompute import keep_all
-from neaptide.search.tail import loss_regions
+from neaptide.search.tail import has_loss, loss_regions
+from neaptide.search.wide import gathered, wide_regions, widened
 from neaptide.trace import build_graph
 
-PART = 16 << 20
-"""Bytes of the largest that one part of a loss has, about."""
-FEWEST = 16
-"""Rows of a part at least: with fewer, products are slow."""
+PART = 4 << 20
+"""Bytes of the largest that one part of a region has, about."""
+FEWEST, MORE = 64, 128
+"""Rows of a part at least, of a loss (whose rows are long) and of a wide place: with fewer, products are slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class Version:
     """A joint graph as it was traced."""
 
     rewrites: tuple[str, ...] = ()
+    again: frozenset[int] = frozenset()
+    """Values that the backward makes for itself, part by part: none of them is kept."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -82,16 +85,27 @@ class Version:
 
 
 class InParts(Version):
-    """A joint graph with its loss in parts, for backwards in which the usual tangents are absent."""
+    """A joint graph with regions in parts, for backwards in which the usual tangents are absent: those of its `loss`, in the
+    forward and in the backward, and `wide` ones of the backward."""
 
-    def __init__(self, graph: Graph, traced: Graph, regions: tuple[Region, Region], absent: frozenset[int]) -> None:
+    def __init__(
+        self, graph: Graph, traced: Graph, loss: Sequence[Region], wide: Sequence[Region], absent: frozenset[int]
+    ) -> None:
         super().__init__(graph)
         self._traced, self._absent = traced, absent
-        self._chosen = [(region, _rows(graph, region)) for region in regions]
-        rows = self._chosen[0][1]
-        self.rewrites = (f"the loss is made in parts of {rows} rows, and the sums of gradients over them in as many",)
-        inner = {v for part in regions[0].parts for v in graph.ops[part.op].outputs}
-        self._inner = inner - {made.value for made in regions[0].made}
+        self._chosen = [(region, _units(graph, region, FEWEST)) for region in loss]
+        if loss:
+            rows = self._chosen[0][1]
+            self.rewrites += (f"the loss is made in parts of {rows} rows, and the sums of gradients over them in as many",)
+        self._chosen += [(region, _units(graph, region, MORE)) for region in wide]
+        if wide:
+            self.rewrites += (
+                f"{len(wide)} wide places of the backward are made in parts, and the sums of gradients over them",
+            )
+        inner = {v for region in loss[:1] for part in region.parts for v in graph.ops[part.op].outputs}
+        self._inner = inner - {made.value for region in loss[:1] for made in region.made}
+        remade = (part.op for region in wide for part in region.parts if part.op < region.start)
+        self.again = frozenset(v for op in remade for v in graph.ops[op].outputs)
 
     @cached_property
     def _own(self) -> Mapping[str, int]:
@@ -109,20 +123,27 @@ class InParts(Version):
         found = (self._theirs.get(self.graph.values[v].name) for v in values)
         return frozenset(v for v in found if v is not None)
 
+    @cached_property
+    def _ops(self) -> Mapping[str, int]:
+        return {op.name: number for number, op in enumerate(self.graph.ops)}
+
+    def _marks(self, traced: Program) -> frozenset[int]:
+        """The random ops that a program of the traced graph runs again, as they are called here."""
+        return frozenset(self._ops[name] for m in traced.marks if (name := self._traced.ops[m].name) in self._ops)
+
     def slots(self, slots: Slots) -> Slots:
-        ops = {op.name: number for number, op in enumerate(self.graph.ops)}
         tensors, sizes = (
             tuple(None if v is None else self._own.get(self._traced.values[v].name) for v in group)
             for group in (slots.tensors, slots.sizes)
         )
-        marks = tuple(None if m is None else ops.get(self._traced.ops[m].name) for m in slots.marks)
+        marks = tuple(None if m is None else self._ops.get(self._traced.ops[m].name) for m in slots.marks)
         return Slots(tensors, slots.ranks, marks, sizes)
 
     def serves(self, absent: frozenset[int]) -> bool:
         return absent == self._absent
 
     def everything(self, absent: frozenset[int], added: frozenset[int] = frozenset()) -> Program:
-        program = recompute(self.graph, keep_all(self.graph) - self._inner)
+        program = recompute(self.graph, keep_all(self.graph) - self._inner - self.again)
         return usual(chunk(usual(program, self.own(self._absent)), self._chosen), added=added)
 
     def program(
@@ -132,8 +153,8 @@ class InParts(Version):
         absent: frozenset[int] = frozenset(),
         added: frozenset[int] = frozenset(),
     ) -> Program | None:
-        plain = recompute(self.graph, crossing.keep, self.own(changing), crossing.away)
         traced = self.as_traced(crossing, changing)
+        plain = marked(recompute(self.graph, crossing.keep, self.own(changing), crossing.away), self._marks(traced))
         program = usual(plain, self.own(self._absent))
         program = replace(program, carried=program.carried | self.own(traced.saved))
         program = write_in_place(usual(chunk(program, self._chosen), added=added))
@@ -147,16 +168,26 @@ def versions(graph: Graph, described: Mapping[str, Input], in_parts: bool) -> tu
     """The versions of a graph, the traced one first."""
     plain = Version(graph)
     absent = usually_absent(graph)
-    module = losses_by_row(graph, absent) if in_parts else None
-    if module is None:
+    if not in_parts:
         return (plain,)
     tangents = [graph.values[v].node.name for v in graph.tangents]
-    other = build_graph(module, described, len(graph.outputs), tangents, graph.name)
-    found = loss_regions(other)
-    if found is None:
-        return (plain,)
-    other, *regions = found
-    return plain, InParts(other, graph, (regions[0], regions[1]), absent)
+
+    def changed(wide: frozenset[int]) -> tuple[Graph, Sequence[Region]]:
+        module = by_rows(graph, absent, wide)
+        other = build_graph(module, described, len(graph.outputs), tangents, graph.name)
+        other = gathered(other) if wide else other
+        other, *loss = loss_regions(other) or (other,)
+        return other, loss
+
+    found: list[Version] = [plain]
+    if has_loss(graph):
+        other, loss = changed(frozenset())
+        found += [InParts(other, graph, loss, (), absent)] if loss else []
+    if wide := widened(graph):
+        other, loss = changed(wide)
+        regions = wide_regions(other, {op for region in loss for op in range(region.start, region.stop)})
+        found += [InParts(other, graph, loss, regions, absent)] if regions else []
+    return tuple(found)
 
 
 def usual(program: Program, absent: frozenset[int] = frozenset(), added: frozenset[int] = frozenset()) -> Program:
@@ -165,10 +196,11 @@ def usual(program: Program, absent: frozenset[int] = frozenset(), added: frozens
     return add_gradients(program, added) if added else program
 
 
-def _rows(graph: Graph, region: Region) -> int:
-    """How many units of a region are one part."""
+def _units(graph: Graph, region: Region, fewest: int) -> int:
+    """How many units of a region are one part: as many as have about `PART` bytes of the largest, and enough rows."""
     sizes = graph.sizes.evaluate(graph.sizes.hints)
     made = (pair for part in region.parts for pair in zip(graph.ops[part.op].outputs, part.axis.outputs, strict=True))
     flowing = (graph.values[v].storage for v, how in made if isinstance(how, Flow))
     largest = max(sizes[graph.storages[s].size] for s in flowing if s is not None)
-    return max(PART * sizes[region.extent] // max(largest, 1), FEWEST)
+    rows = min((sizes[row] for row in region.rows), default=fewest)
+    return max(PART * sizes[region.extent] // max(largest, 1), -(-fewest // max(rows, 1)), 1)

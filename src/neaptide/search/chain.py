@@ -3,17 +3,26 @@
 In: for each call, in order, the ways there are to run it. Out: one of them for each. Forwards run in order and each leaves
 something behind; backwards run in reverse, and each finds there what earlier calls left behind and what later ones made
 (gradients). So what a call leaves behind is dear, and the earlier the dearer.
+
+Beginnings of a chain are extended by every way of the next call; of those with as much there, the cheapest is followed. A
+long run of calls with the very same ways is one step of that: so many of it run one way, the rest another, and where that
+leaves room, single calls are then run faster.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 LABELS = 64
 """How many beginnings of a chain are followed at most."""
+LONG = 8
+"""A run of so many calls with the same ways is taken at once."""
+PAIRS = 1 << 13
+"""How many beginnings and ways of a run are tried together at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +65,7 @@ def lowest(links: Sequence[Link]) -> Chain:
     >>> lowest([Link([small, fast]), Link([small, fast])]).levels
     (9, 7)
     """
-    found = _followed(links, math.inf, lambda cost, level, _: max(cost, level))
+    found = _followed(links, math.inf, for_peak=True)
     assert found is not None
     return found
 
@@ -69,62 +78,151 @@ def fastest(links: Sequence[Link], limit: int) -> Chain | None:
     [(9, 7), (6, 11)]
     >>> fastest([Link([small, fast]), Link([small, fast])], 8)
     """
-    return _followed(links, limit, lambda cost, _, way: cost + way.seconds)
+    found = _followed(links, limit, for_peak=False)
+    return found if found is None or len(links) < LONG else _filled(links, found, limit)
 
 
-@dataclass(frozen=True, slots=True)
-class _Label:
-    """The beginning of a chain."""
+@dataclass(frozen=True, eq=False, slots=True)
+class _Options:
+    """What can be done with a link, or with a run of them: how high each reaches, what it leaves behind, and its seconds."""
 
-    there: int
-    cost: float
-    way: Take | None = None
-    level: int = 0
-    before: _Label | None = None
+    high: np.ndarray
+    kept: np.ndarray
+    seconds: np.ndarray
+    choices: np.ndarray
+    """For each: the way of the first links of a run, how many those are, and the way of the rest."""
+    ways: Sequence[Take]
+    length: int
+
+    def decoded(self, number: int) -> list[Take]:
+        first, count, rest = self.choices[number]
+        return [self.ways[first]] * int(count) + [self.ways[rest]] * int(self.length - count)
 
 
-def _followed(links: Sequence[Link], limit: float, price: Callable[[float, int, Take], float]) -> Chain | None:
-    labels = [_Label(0, 0.0)]
-    for link in links:
-        ways = _undominated(link)
-        found: list[_Label] = []
-        for label in labels:
-            there = label.there + link.fresh
-            for way, high in ways:
-                level = there + high
-                if level <= limit:
-                    found.append(_Label(there + way.kept, price(label.cost, level, way), way, level, label))
-        labels = _best(found)
-        if not labels:
+def _followed(links: Sequence[Link], limit: float, for_peak: bool) -> Chain | None:
+    there, cost = np.zeros(1, dtype=np.int64), np.zeros(1)
+    steps: list[tuple[_Options, np.ndarray, np.ndarray]] = []
+    for options in _options(links):
+        if len(there) > 8 and len(there) * len(options.high) > PAIRS:
+            few = _evenly(there, max(PAIRS // len(options.high), 8))
+            there, cost = there[few], cost[few]
+            steps[-1] = (steps[-1][0], steps[-1][1][few], steps[-1][2][few])
+        level = there[:, None] + options.high
+        price = np.maximum(cost[:, None], level) if for_peak else cost[:, None] + options.seconds
+        fits = np.flatnonzero(level.ravel() <= limit)
+        if not len(fits):
             return None
-    last: _Label | None = min(labels, key=lambda label: label.cost)
-    ways, levels = [], []
-    while last is not None and last.way is not None:
-        ways.append(last.way)
-        levels.append(last.level)
-        last = last.before
-    return Chain(tuple(reversed(ways)), tuple(reversed(levels)))
+        after, price = (there[:, None] + options.kept).ravel()[fits], price.ravel()[fits]
+        best = _best(after, price)
+        there, cost, taken = after[best], price[best], fits[best]
+        steps.append((options, taken // len(options.high), taken % len(options.high)))
+    return _traced(links, steps, int(np.argmin(cost)))
 
 
-def _undominated(link: Link) -> list[tuple[Take, int]]:
-    """The ways of which no other reaches no higher, leaves no more and takes no longer; each with how high it reaches."""
-    lined = sorted((max(w.peak, w.back + link.later), w.kept, w.seconds, n) for n, w in enumerate(link.ways))
-    kept: list[tuple[int, int, float, int]] = []
-    for one in lined:
-        if not any(k <= one[1] and s <= one[2] for _, k, s, _ in kept):
+def _best(there: np.ndarray, cost: np.ndarray) -> np.ndarray:
+    """Those of which no other has less there at no higher cost; where there are too many, some of them, evenly."""
+    order = np.lexsort((cost, there))
+    lined = cost[order]
+    lower = np.ones(len(order), dtype=bool)
+    lower[1:] = lined[1:] < np.minimum.accumulate(lined)[:-1]
+    found = order[lower]
+    return found if len(found) <= LABELS else found[_evenly(there[found], LABELS)]
+
+
+def _evenly(there: np.ndarray, count: int) -> np.ndarray:
+    marks = np.linspace(there[0], there[-1], count)
+    return np.unique(np.minimum(np.searchsorted(there, marks), len(there) - 1))
+
+
+def _traced(links: Sequence[Link], steps: Sequence[tuple[_Options, np.ndarray, np.ndarray]], last: int) -> Chain:
+    found: list[list[Take]] = []
+    for options, before, number in reversed(steps):
+        found.append(options.decoded(number[last]))
+        last = int(before[last])
+    ways = [way for part in reversed(found) for way in part]
+    return Chain(tuple(ways), tuple(_levels(links, ways)))
+
+
+def _levels(links: Sequence[Link], ways: Sequence[Take]) -> Iterator[int]:
+    there = 0
+    for link, way in zip(links, ways, strict=True):
+        there += link.fresh
+        yield there + max(way.peak, way.back + link.later)
+        there += way.kept
+
+
+def _options(links: Sequence[Link]) -> Iterator[_Options]:
+    start = 0
+    while start < len(links):
+        stop, first = start + 1, links[start]
+        while stop < len(links) and links[stop].ways is first.ways and links[stop].fresh == first.fresh:
+            stop += 1
+        if stop - start < LONG:
+            stop = start + 1
+        yield _run(links[start:stop])
+        start = stop
+
+
+def _run(links: Sequence[Link]) -> _Options:
+    """One link, or a run of links that have the same ways."""
+    fresh, length = links[0].fresh, len(links)
+    ways = _undominated(links)
+    peak, back, kept = (np.array([getattr(way, name) for way in ways]) for name in ("peak", "back", "kept"))
+    seconds = np.array([way.seconds for way in ways], dtype=float)
+    high = np.maximum(peak[:, None], back[:, None] + np.array([link.later for link in links])) + fresh
+    step = kept + fresh
+    if length == 1:
+        numbers = np.arange(len(ways))
+        return _Options(high[:, 0], step, seconds, np.stack([numbers, numbers * 0 + 1, numbers], 1), ways, 1)
+    along = np.arange(length)
+    reach = high + step[:, None] * along
+    nothing = np.full((len(ways), 1), -(1 << 62))
+    first = np.concatenate([nothing, np.maximum.accumulate(reach, 1)], 1)
+    rest = np.concatenate([np.maximum.accumulate(reach[:, ::-1], 1)[:, ::-1], nothing], 1)
+    count = np.arange(length + 1)
+    before = step[:, None, None] * count[None, :, None]
+    shifted = rest.T[None] + before - step[None, None, :] * count[None, :, None]
+    level = np.maximum(first[:, :, None], np.where(rest.T[None] == -(1 << 62), -(1 << 62), shifted))
+    after = before + step[None, None, :] * (length - count)[None, :, None]
+    time = seconds[:, None, None] * count[None, :, None] + seconds[None, None, :] * (length - count)[None, :, None]
+    shape = np.indices(level.shape).reshape(3, -1).T
+    return _Options(level.ravel(), after.ravel(), time.ravel(), shape, ways, length)
+
+
+def _undominated(links: Sequence[Link]) -> list[Take]:
+    """The ways of which no other reaches no higher, leaves no more and takes no longer, in any of the links."""
+    ways = links[0].ways
+    later = links[0].later if len(links) == 1 else None
+    kept: list[Take] = []
+    highs = [max(w.peak, w.back + later) if later is not None else max(w.peak, w.back) for w in ways]
+    for n in sorted(range(len(ways)), key=lambda n: (highs[n], ways[n].kept, ways[n].seconds)):
+        one = ways[n]
+        if not any(
+            k.kept <= one.kept
+            and k.seconds <= one.seconds
+            and (later is not None or (k.peak <= one.peak and k.back <= one.back))
+            for k in kept
+        ):
             kept.append(one)
-    return [(link.ways[n], high) for high, _, _, n in kept]
+    return kept
 
 
-def _best(labels: list[_Label]) -> list[_Label]:
-    """Labels of which no other has less there at no higher cost; where there are too many, some of them, evenly."""
-    found: list[_Label] = []
-    for label in sorted(labels, key=lambda one: (one.there, one.cost)):
-        if not found or label.cost < found[-1].cost:
-            found.append(label)
-    if len(found) <= LABELS:
-        return found
-    theres = [label.there for label in found]
-    least, most = theres[0], theres[-1]
-    marks = (least + (most - least) * step / (LABELS - 1) for step in range(LABELS))
-    return [found[n] for n in sorted({min(bisect_left(theres, mark), len(found) - 1) for mark in marks})]
+def _filled(links: Sequence[Link], found: Chain, limit: float) -> Chain:
+    """The chain with single links run faster where there is room, the last first."""
+    ways, levels = list(found.ways), list(found.levels)
+    spare = math.inf
+    moved = False
+    for at in range(len(links) - 1, -1, -1):
+        link, now = links[at], ways[at]
+        there = levels[at] - max(now.peak, now.back + link.later)
+        for way in sorted(link.ways, key=lambda way: way.seconds):
+            if way.seconds >= now.seconds:
+                break
+            more = way.kept - now.kept
+            if there + max(way.peak, way.back + link.later) <= limit and more <= spare:
+                ways[at], moved = way, True
+                levels[at] = there + max(way.peak, way.back + link.later)
+                spare -= max(more, 0)
+                break
+        spare = min(spare, limit - levels[at])
+    return Chain(tuple(ways), tuple(_levels(links, ways))) if moved else found

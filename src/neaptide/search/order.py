@@ -2,7 +2,8 @@
 
 In: an inference graph and sizes. Out: an order of its ops, or None where the traced one is as good. At each op all that was
 made before it, whatever the order, and is needed after it must be there: where that bound is met already, nothing is sought.
-The search keeps the best few ways to have done each number of ops; what takes nothing and frees something is done at once.
+Two searches follow: one keeps the best few ways to have done each number of ops, the other looks for an order inside a limit
+that comes nearer and nearer to the bound. What takes nothing and frees something is done at once.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ from neaptide.apply.inplace import overwritable
 from neaptide.graph import Graph
 from neaptide.memory import sizes_at
 
-WIDTH = 24
-"""How many ways are kept."""
-LOOKS = 50_000
-"""How many next ops are looked at before the search is given up."""
+WIDTH = 8
+"""How many ways are kept side by side."""
+LOOKS = 20_000
+"""How many next ops are looked at before a search is given up."""
+NEAR = 0.01
+"""How near to the bound, or to what could not be reached, a peak is near enough."""
+TINY = 2000
+"""What is below this part of a limit is done as if it took nothing."""
 GAIN = 0.99
 """An order is worth having if it takes this much of the traced one's peak or less."""
 AROUND = (0.25, 4.0)
@@ -147,8 +152,51 @@ class Orders:
         return sum(held[s] for s in self.makes[op]) - freed
 
     def lowest(self, dims: Sequence[int], bound: int = 0) -> list[int] | None:
-        """The order with the lowest peak that was found; below the bound all peaks are as good. None if it takes too long."""
+        """The order with the lowest peak that was found; below the bound all peaks are as good. None if there was no time.
+
+        Limits between the bound and the best so far are tried, halving the distance, until there is little left of it.
+        """
         held, hidden = self.bytes_at(dims)
+        best = self._beam(held, hidden, bound)
+        if best is None:
+            return None
+        low, high = bound, max(self.peak(best, dims), bound)
+        while high - low > NEAR * high:
+            limit = (low + high) // 2
+            found, _ = self.within(limit, dims)
+            if found is None:
+                low = limit
+            else:
+                best, high = found, max(self.peak(found, dims), low)
+        return best
+
+    def within(self, limit: int, dims: Sequence[int]) -> tuple[list[int] | None, bool]:
+        """An order that stays inside a limit, None where none was found; and whether that is certain: all was looked at.
+
+        What takes next to nothing in the end is done as soon as it can be: with a limit, no order gains by waiting.
+        """
+        held, hidden = self.bytes_at(dims)
+        count = len(self.graph.ops)
+        start = _Way(0, frozenset(i for i in range(count) if not self.after[i]), 0, limit, -1, None)
+        todo, seen, looks = [self._settled(start, held, hidden, limit // TINY)], set(), 0
+        while todo and looks < LOOKS:
+            way = todo.pop()
+            if not way.ready:
+                return _walk(way), True
+            if way.done in seen:
+                continue
+            seen.add(way.done)
+            looks += len(way.ready)
+            steps = [
+                self._settled(self._do(way, op, held, hidden), held, hidden, limit // TINY)
+                for op in way.ready
+                if way.alive + self._here(op, way.done, held, hidden) <= limit
+            ]
+            todo.extend(sorted(steps, key=lambda step: -step.alive))
+        return None, not todo
+
+    def _beam(self, held: list[int], hidden: list[int], bound: int) -> list[int] | None:
+        """The best of a few ways at a time; None if that takes too long."""
         count = len(self.graph.ops)
         start = _Way(0, frozenset(i for i in range(count) if not self.after[i]), 0, bound, -1, None)
         ways = [self._settled(start, held, hidden)]
@@ -177,14 +225,14 @@ class Orders:
         fresh = [n for n in self.next[op] if not self.after[n] & ~done]
         return _Way(done, (way.ready - {op}) | frozenset(fresh), alive, peak, op, way)
 
-    def _settled(self, way: _Way, held: list[int], hidden: list[int]) -> _Way:
-        """Everything done that takes nothing in the end and stays below what there was: no other order gains by waiting."""
+    def _settled(self, way: _Way, held: list[int], hidden: list[int], tiny: int = 0) -> _Way:
+        """Everything done that takes nothing, or next to it, and stays below what there was: no order gains by waiting."""
         again = True
         while again:
             again = False
             for op in sorted(way.ready):
                 rises = way.alive + self._here(op, way.done, held, hidden) > way.peak
-                if self._change(op, way.done, held) <= 0 and not rises:
+                if self._change(op, way.done, held) <= tiny and not rises:
                     way = self._do(way, op, held, hidden)
                     again = True
         return way

@@ -1,6 +1,6 @@
 """The end of a forward and the beginning of its backward in parts: of a loss over classes only a few rows are ever there.
 
-In: a joint graph in which losses are sums (`rewrite.losses`). Out: the graph, with what reads something large right behind it;
+In: a joint graph in which losses are sums (`rewrite.rows`). Out: the graph, with what reads something large right behind it;
 a region of the forward, from the last that is small to the loss; and one of the backward, from the loss back to where it is
 small again, which makes what it needs of the forward once more.
 """
@@ -16,10 +16,16 @@ from neaptide.axes import Axis, Flow
 from neaptide.graph import Graph
 from neaptide.search.chunk.net import Net
 from neaptide.search.chunk.regions import Region, grow
+from neaptide.search.wide import one_behind_the_other
 
 aten = torch.ops.aten
 NEARLY = 0.4
 """What has this share of the bytes of the scores, or more, is as large as they are: half of them, in half the precision."""
+
+
+def has_loss(graph: Graph) -> bool:
+    """Whether there is a loss over classes."""
+    return any(op.target is aten.nll_loss_forward.default for op in graph.ops)
 
 
 def loss_regions(graph: Graph) -> tuple[Graph, Region, Region] | None:
@@ -35,7 +41,7 @@ def loss_regions(graph: Graph) -> tuple[Graph, Region, Region] | None:
     scores = net.operands[forward][0]
     sizes = _Sizes(graph, scores)
     made, readers = sizes.makers(net, scores), sizes.readers(net, backward)
-    order = _one_behind_the_other(graph, readers)
+    order = one_behind_the_other(graph, [readers])
     graph, stop = reordered(graph, order), order.index(readers[-1]) + 1
     net = Net(graph)
     after = grow(net, backward, back, backward, stop, made) if made else None
@@ -104,22 +110,3 @@ class _Sizes:
                 if self.is_large(self.graph.ops[op].outputs):
                     todo.extend(user for v in self.graph.ops[op].outputs for user, _ in net.users[v])
         return sorted(found)
-
-
-def _one_behind_the_other(graph: Graph, readers: list[int]) -> list[int]:
-    """An order in which these ops of the backward follow each other, with only what they need between them."""
-    order = list(range(readers[0]))
-    placed = set(order)
-
-    def place(op: int) -> None:
-        for value in graph.ops[op].inputs:
-            maker = graph.maker[value]
-            if maker is not None and maker not in placed:
-                place(maker)
-        if op not in placed:
-            placed.add(op)
-            order.append(op)
-
-    for op in (*readers, *range(len(graph.ops))):
-        place(op)
-    return order

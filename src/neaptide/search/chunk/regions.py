@@ -50,10 +50,15 @@ class _NoError(Exception):
     """There is no such region."""
 
 
-def grow(net: Net, seed: int, axis: Axis, start: int, stop: int, again: frozenset[int] = frozenset()) -> Region | None:
-    """The largest region with `seed` done along `axis`; ops in `again` before it run again in it, for the parts it reads."""
+def grow(
+    net: Net, seed: int, axis: Axis, start: int, stop: int, again: frozenset[int] = frozenset(), claims: bool = False
+) -> Region | None:
+    """The largest region with `seed` done along `axis`; ops in `again` before it run again in it, for the parts it reads.
+
+    Where it `claims` what they make, all that reads it between the bounds joins the region, as with what is made in it.
+    """
     while seed < stop:
-        growth = _Growth(net, seed, start, stop, again)
+        growth = _Growth(net, seed, start, stop, again, claims)
         try:
             growth.grow(axis)
             return growth.region()
@@ -71,6 +76,7 @@ class _Growth:
     start: int
     stop: int
     again: frozenset[int]
+    claims: bool
     loop: dict[int, Axis] = field(default_factory=dict)
     whole: set[int] = field(default_factory=set)
     after_seed: set[int] = field(default_factory=set)
@@ -105,7 +111,7 @@ class _Growth:
                 self._make_whole(op)
                 continue
             self.loop[op] = axis
-            if self._is_inside(op):
+            if self.claims or self._is_inside(op):
                 self.waiting.append(op)
             for number in self.net.numbers[op]:
                 maker = self.net.graph.maker[number]

@@ -7,7 +7,7 @@ are all above the target together, and come down together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -49,12 +49,14 @@ class Chooser:
         """What a choice takes."""
         return self.scene.play(choice)
 
-    def climb(self, targets: int) -> list[Played]:
+    def climb(self, targets: int, advance: Callable[[], None] = lambda: None) -> list[Played]:
         """Choices from the fastest to the lowest, each of them beaten by none, sought for so many targets between; and the one
-        that leaves least behind."""
+        that leaves least behind. `advance` is called after the lowest and after each target."""
         lowest, top = self.lowest().peak, self._all.peak
+        advance()
         for target in np.geomspace(top, lowest, targets + 2)[1:-1] if lowest < top else ():
             self.fastest(int(target))
+            advance()
         return [*spread(front(self.found), RUNGS), min(self.found, key=lambda p: (p.kept, p.peak, p.seconds))]
 
     def lowest(self) -> Played:

@@ -1,7 +1,8 @@
 """A training step as steps over storages: what it reads, makes and writes over, whatever is kept and whatever the sizes.
 
-In: a program that keeps everything, and the inputs that a backward reads from a copy; then choices. Out: their replays. They
-follow `apply.recompute` and `apply.inplace` step by step: the timeline of the program made of a choice says the same.
+In: a program that keeps everything, the inputs that a backward reads from a copy, and values that it makes again in any case;
+then choices. Out: their replays. They follow `apply.recompute` and `apply.inplace` step by step: the timeline of the program
+made of a choice says the same.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ LOOP = -1
 class Judge:
     """What does not depend on the sizes: the ops as steps over storages."""
 
-    def __init__(self, program: Program, changing: Collection[int] = ()) -> None:
+    def __init__(self, program: Program, changing: Collection[int] = (), again: Collection[int] = ()) -> None:
         graph = self.graph = program.graph
         turn = program.turn
         self.loops: list[Loop] = []
@@ -47,6 +48,10 @@ class Judge:
         self._values: dict[int, list[int]] = {}
         self.forward = self._steps(program.steps[:turn])
         self.backward = self._steps(program.steps[turn:])
+        looped = [part.op for loop in self.loops for part in loop.parts]
+        ran = {step.op for step in program.steps if isinstance(step, Run)}
+        self.instead = [op for op in dict.fromkeys(looped) if op not in ran]
+        """The ops that loops run and nothing else does; the others they run once more."""
         self.lent = self._homes((*graph.inputs, *graph.constants))
         self.copied = self._homes(changing)
         self.tangents = self._homes(program.tangents)
@@ -67,8 +72,9 @@ class Judge:
         self._replays: dict[Choice, Replay] = {}
         self.pinned = in_loops.union(s for s, op in ops.items() if op.once or is_tagged(op.node, SAVE))
         """What cannot be made again, or is not to be."""
-        self.unkept = frozenset(s for s, op in ops.items() if is_tagged(op.node, RECOMPUTE)) - self.pinned
-        """What the user's own checkpointing wants made again."""
+        tagged = frozenset(s for s, op in ops.items() if is_tagged(op.node, RECOMPUTE))
+        self.unkept = (tagged | self.storages(again)) - self.pinned
+        """What is made again: the user's own checkpointing wants it so, or loops of the backward make it for themselves."""
 
     def _home(self, value: int) -> int | None:
         storage = self.graph.values[value].storage

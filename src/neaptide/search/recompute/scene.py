@@ -82,8 +82,7 @@ class Scene:
         return found
 
     def _longer(self, shapes: Concrete, machine: Machine) -> float:
-        ops = {part.op for loop in self.judge.loops for part in loop.parts}
-        plain = sum(whole(cost(shapes, op, machine), machine) for op in ops)
+        plain = sum(whole(cost(shapes, op, machine), machine) for op in self.judge.instead)
         return sum(looped(shapes, loop, machine) for loop in self.judge.loops) - plain
 
     def _prices(self, shapes: Concrete, machine: Machine) -> dict[int, float]:

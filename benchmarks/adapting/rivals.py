@@ -1,0 +1,92 @@
+"""What others would choose, told in our terms: a way for each call of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from neaptide.eager.choose import POINTWISE, Choice, Rates, Weighed
+from neaptide.eager.figures import Figures
+from neaptide.eager.strengths import FULL, KEEP, Way
+from neaptide.search.chain import Chain, Take
+
+
+def told(figures: Figures, ways: Sequence[Way]) -> Choice:
+    """A choice of given ways, with the level that it reaches."""
+    weighed = Weighed(figures, Rates())
+    chosen: list[Take] = []
+    blocks = iter(ways)
+    for link, known in zip(weighed.links, weighed._ways, strict=True):
+        way = next(blocks) if known is not None else None
+        number = known.index(way) if known is not None and way in known else 0
+        chosen.append(link.ways[number])
+    there, levels = 0, []
+    for link, take in zip(weighed.links, chosen, strict=True):
+        levels.append(there + max(take.peak, take.back + link.later))
+        there += take.kept
+    return weighed._choice(Chain(tuple(chosen), tuple(levels)))
+
+
+def everything(figures: Figures) -> Choice:
+    """Every block checkpointed, the last as well."""
+    return told(figures, [FULL] * sum(call.is_block for call in figures.calls))
+
+
+class Mimose:
+    """Mimose's greedy as it is described: a quadratic in one scalar size for each block's bytes, blocks ranked into buckets of
+    10 %, largest bucket first, earliest first in each, until the sum of bytes fits. Its buffer is raised until budgets hold."""
+
+    def __init__(self, seen: Sequence[tuple[int, Figures]]) -> None:
+        self._seen = seen[:10]
+
+    def choice(self, size: int, figures: Figures, room: int) -> Choice:
+        buffer = 0
+        while True:
+            found = self._greedy(size, figures, room - buffer)
+            if found.level <= room or all(way is FULL for way in found.ways):
+                return found
+            buffer += room // 50
+
+    def _greedy(self, size: int, figures: Figures, room: int) -> Choice:
+        blocks = [call for call in figures.calls if call.is_block]
+        sizes = [s for s, _ in self._seen]
+        table = np.array([[c.saved for c in f.calls if c.is_block] for _, f in self._seen], float)
+        degree = min(2, len(set(sizes)) - 1)
+        guess = [float(np.polyval(np.polyfit(sizes, table[:, n], degree), size)) for n in range(len(blocks))]
+        rest = sum(call.kept for call in figures.calls)
+        excess = rest + sum(guess) - room
+        order = sorted(range(len(blocks)), key=lambda n: (-round(10 * guess[n] / max(max(guess), 1)), n))
+        ways: list[Way] = [KEEP] * len(blocks)
+        for number in order:
+            if excess <= 0:
+                break
+            ways[number] = FULL
+            excess -= guess[number]
+        return told(figures, ways)
+
+
+def repeated(figures: Figures, choice: Choice, rates: Rates) -> float:
+    """Seconds of forwards that a choice runs again."""
+    blocks = [call for call in figures.calls if call.is_block]
+    total = 0.0
+    for call, way in zip(blocks, choice.ways, strict=True):
+        whole = rates.blocks.get(call.alike, 1e-9) * call.saved
+        if way.strength == "full":
+            total += whole
+        elif way.strength == "parts":
+            part = sum(rates.parts.get((call.alike, name), 0.0) for name in way.parts) * call.saved
+            total += min(part, whole)
+        elif way.strength == "selective":
+            total += POINTWISE * whole
+    return total
+
+
+def as_text(ways: Sequence[Way]) -> list[Any]:
+    return [[way.strength, list(way.parts)] for way in ways]
+
+
+def from_text(ways: Sequence[Any]) -> list[Way]:
+    known = {"keep": KEEP, "full": FULL}
+    return [known.get(strength) or Way(strength, tuple(parts)) for strength, parts in ways]

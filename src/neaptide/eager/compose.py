@@ -1,0 +1,47 @@
+"""The plan of a step under `adapt`, on one timeline: forwards in order, backwards in reverse.
+
+In: what is resident, the latest choice. Out: a `Plan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from neaptide.budget import Budget
+from neaptide.eager.choose import Choice
+from neaptide.eager.figures import Figures
+from neaptide.eager.stats import AdaptStats
+from neaptide.plans import BlockPlan, Plan
+from neaptide.runtime.ledger import Resident
+from neaptide.timeline import Life, Timeline
+
+
+def make_plan(
+    budget: Budget, resident: Sequence[Resident], last: tuple[Choice, Figures, int] | None, stats: AdaptStats
+) -> Plan:
+    """The plan of the latest call."""
+    if last is None:
+        lives = tuple(Life(r.name, r.kind, r.bytes, 0, 1, r.path) for r in resident)
+        return Plan(budget.limit, (), Timeline(("start",), lives))
+    choice, figures, base = last
+    calls = figures.calls
+    end = 2 * len(calls)
+    names = [call.name or "outside blocks" for call in calls]
+    steps = (*(f"forward of {name}" for name in names), *(f"backward of {name}" for name in reversed(names)))
+    lives = [Life(r.name, r.kind, r.bytes, 0, end, r.path) for r in resident]
+    rest = base - sum(r.bytes for r in resident)
+    lives.append(Life("inputs and earlier calls", "input", max(rest, 0), 0, end))
+    lives.append(Life("margin", "other", figures.margin, 0, end))
+    blocks, ways = [], iter(choice.ways)
+    for number, (call, take) in enumerate(zip(calls, choice.found.ways, strict=True)):
+        back = end - 1 - number
+        lives.append(Life("kept", "activation", take.kept, number + 1, back, call.name))
+        lives.append(Life("forward", "temporary", take.peak, number, number + 1, call.name))
+        lives.append(Life("backward", "temporary", take.back + call.back_entry, back, back + 1, call.name))
+        if call.is_block:
+            blocks.append(BlockPlan(call.name, str(next(ways)), take.kept, take.seconds))
+    line = Timeline(steps, tuple(life for life in lives if life.bytes and life.born < life.dies))
+    notes = [f"predicted by {stats.predictor}" + (f": {stats.why}" if stats.why else "")]
+    if figures.margin:
+        notes.append(f"a margin of {figures.margin} bytes for what the prediction may be wrong by")
+    return Plan(budget.limit, (), line, tuple(notes), tuple(blocks))

@@ -1,0 +1,1 @@
+"""Where users already are: `transformers.AdaptCallback` for its Trainer, `lightning.AdaptCallback` for Lightning."""
