@@ -1,8 +1,8 @@
 """What a device does: a few ops timed on it, and the figures that follow from them.
 
-In: a device. Out: a `Machine`. A process takes the middle of many times, as a run will meet them. Other work only makes an op
-slower, so that of several processes the fastest is the truest: it is kept in a file for the next process. After a few of them
-a look is taken once a day.
+In: a device. Out: a `Machine`. Other work only makes an op slower: a process takes the lower quartile of many times, and of
+several processes the fastest is the truest; it is kept in a file for the next process. After a few of them a look is taken
+once a day. A look while the machine was busy, which shows in times that scatter, does not count as one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from functools import cache
 from hashlib import sha256
 from itertools import cycle
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import torch
@@ -29,12 +29,14 @@ from neaptide._torch import real_tensors
 from neaptide.folders import cache_folder
 
 LOOKS = 4
-"""In so many processes the ops are timed; later ones take what those found, unless that is older than `A_DAY`."""
+"""In so many processes, if they were calm, the ops are timed; later ones take what those found, if not older than `A_DAY`."""
 A_DAY = 86400
 CALLS = 100
 PATIENCE = 0.1
 """Seconds that one op may be called for."""
 LARGE = 64 << 20
+CALM = 1.5
+"""How far apart the quartiles of a probe's times may be, at the middle one of the probes, for the look to count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ def this_machine(device: str = "cpu") -> Machine:
     kept = _read(path)
     if kept.get("looks", 0) < LOOKS or time.time() - kept["when"] > A_DAY:
         with real_tensors(), torch.inference_mode():
-            kept = _merged(kept, time_probes(device))
+            kept = _merged(kept, *time_probes(device))
         _write(path, kept)
     return figures(kept["seconds"])
 
@@ -101,8 +103,8 @@ def figures(seconds: Mapping[str, float]) -> Machine:
     )
 
 
-def time_probes(device: str) -> dict[str, float]:
-    """The usual time of each probe; those of bytes and arithmetic write to memory that is there."""
+def time_probes(device: str) -> tuple[dict[str, float], float]:
+    """Each probe's time, and how far apart quartiles usually are; those of bytes and arithmetic write to memory that is there."""
 
     def ones(*shape: int) -> torch.Tensor:
         return torch.ones(shape, device=device)
@@ -130,20 +132,22 @@ def time_probes(device: str) -> dict[str, float]:
         "touch": lambda: torch.empty(LARGE, dtype=torch.uint8, device=device).fill_(1),
     }
     wait = (lambda: None) if device == "cpu" else torch.accelerator.synchronize
-    found = {name: _usual(probe, wait) for name, probe in probes.items()}
-    return {**found, "away": _to_the_disk() if device == "cpu" and away.place() is not None else math.inf}
+    spread = {name: _quartiles(probe, wait) for name, probe in probes.items()}
+    found = {name: low for name, (low, _) in spread.items()}
+    found["away"] = _to_the_disk() if device == "cpu" and away.place() is not None else math.inf
+    return found, median(high / low for low, high in spread.values())
 
 
 def _to_the_disk() -> float:
-    """The usual time to send something large away and have it back; infinite where the disk does not take it."""
+    """The time to send something large away and have it back; infinite where the disk does not take it."""
     try:
-        return _usual(lambda: away.there_and_back(LARGE), lambda: None)
+        return _quartiles(lambda: away.there_and_back(LARGE), lambda: None)[0]
     except OSError:
         return math.inf
 
 
-def _usual(call: Callable[[], Any], wait: Callable[[], None]) -> float:
-    """The middle of many runs."""
+def _quartiles(call: Callable[[], Any], wait: Callable[[], None]) -> tuple[float, float]:
+    """The lower and the upper quartile of many runs' seconds."""
     call()
     wait()
     taken: list[float] = []
@@ -153,13 +157,14 @@ def _usual(call: Callable[[], Any], wait: Callable[[], None]) -> float:
         call()
         wait()
         taken.append(time.perf_counter() - start)
-    return median(taken)
+    low, _, high = quantiles(taken * 2, n=4, method="inclusive")
+    return low, high
 
 
-def _merged(kept: Mapping[str, Any], found: Mapping[str, float]) -> dict[str, Any]:
+def _merged(kept: Mapping[str, Any], found: Mapping[str, float], spread: float) -> dict[str, Any]:
     before = kept.get("seconds", {})
     return {
-        "looks": kept.get("looks", 0) + 1,
+        "looks": kept.get("looks", 0) + (spread <= CALM),
         "when": time.time(),
         "seconds": {name: min(taken, before.get(name, taken)) for name, taken in found.items()},
     }

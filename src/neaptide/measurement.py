@@ -186,6 +186,11 @@ def resident_bytes() -> int:
     return _status("VmRSS")
 
 
+def mapped_bytes() -> int:
+    """What of that are pages of files, such as the code of libraries."""
+    return _status("RssFile")
+
+
 def high_water() -> int:
     """The most that the process held since the mark was last reset."""
     return _status("VmHWM")

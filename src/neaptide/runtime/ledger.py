@@ -17,6 +17,9 @@ from neaptide.accounting import storages, tensors_in
 from neaptide.allocator import allocated
 from neaptide.timeline import Kind
 
+UNSEEN, PAGE = 256 << 10, 4096
+"""Bytes that no tensor has, at most: what the C library and Python take while a step runs, by measurement."""
+
 
 @dataclass(frozen=True, slots=True)
 class Resident:
@@ -93,7 +96,7 @@ class Ledger:
         self._flowing.update(saved.parameters)
 
     def resident(self) -> tuple[Resident, ...]:
-        """Parameters, buffers, gradients and optimizer state, each storage once, and what the user set aside."""
+        """Parameters, buffers, gradients and optimizer state, each storage once, and what was set aside."""
         found: list[Resident] = []
         seen: set[int] = set()
         for name, kind, tensor in self._held():
@@ -102,9 +105,9 @@ class Ledger:
                     seen.add(storage._cdata)
                     taken = allocated(storage.nbytes(), tensor.device.type)  # a fake storage says "meta"
                     found.append(Resident(name, kind, taken, name.rpartition(".")[0]))
-        if self._reserve:
-            found.append(Resident("reserve", "other", self._reserve))
-        return tuple(found)
+        unseen = min(UNSEEN, sum(held.bytes for held in found) // 128 & -PAGE)
+        aside = (Resident("reserve", "other", self._reserve), Resident("small allocations", "other", unseen))
+        return (*found, *(held for held in aside if held.bytes))
 
     def _held(self) -> Iterator[tuple[str, Kind, torch.Tensor]]:
         names: dict[torch.Tensor, str] = {}

@@ -13,7 +13,7 @@ from functools import cache
 
 import torch
 
-from neaptide.measurement import high_water, is_true, resident_bytes
+from neaptide.measurement import high_water, is_true, mapped_bytes, resident_bytes
 
 NOISE, SHARE = 16 << 20, 0.02
 """Bytes, and the share of what was planned, up to which a peak is as planned: code and tables of ours are in it too."""
@@ -45,6 +45,7 @@ class Watch:
         self._on_cpu, self._dims = device == "cpu", dims
         self._highest = self._mark()
         self._before = resident_bytes() if self._on_cpu else int(torch.accelerator.memory_allocated())
+        self._code = self._mapped()
         self._taken = 0
 
     def _mark(self) -> int:
@@ -54,7 +55,11 @@ class Watch:
         """A graph has run: so much was taken up to now, if it was more than ever."""
         mark = self._mark()
         if mark > self._highest:
-            self._highest, self._taken = mark, mark - self._before
+            self._highest, self._taken = mark, mark - self._before - max(0, self._mapped() - self._code)
+
+    def _mapped(self) -> int:
+        """Bytes of files in memory: kernels that ran for the first time are loaded with them, and stay."""
+        return mapped_bytes() if self._on_cpu else 0
 
     def ends(self, planned: int) -> Observation | None:
         """The step is over; None where nothing was seen."""
