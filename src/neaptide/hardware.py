@@ -104,7 +104,7 @@ def figures(seconds: Mapping[str, float]) -> Machine:
 
 
 def time_probes(device: str) -> tuple[dict[str, float], float]:
-    """Each probe's time, and how far apart quartiles usually are; those of bytes and arithmetic write to memory that is there."""
+    """Each probe's seconds, and how far apart quartiles usually are; arithmetic writes to memory that is there."""
 
     def ones(*shape: int) -> torch.Tensor:
         return torch.ones(shape, device=device)
