@@ -87,6 +87,9 @@ from torch.utils._sympy.functions import FloorDiv as FloorDiv
 # Called when a capture begins and ends: our settings are in force just then.
 from torch._dynamo.callback import callback_handler as compilation_callbacks
 
+# DDP keeps buckets as large as the gradients, which are no attribute of the model inside; only its class knows who is running.
+from torch.nn.parallel import DistributedDataParallel
+
 
 def autograd_context():
     """The autograd context of the compiled forward that is running now, found among the callers' frames; None if it is not.
@@ -107,3 +110,8 @@ def autograd_context():
 def saved_tensor_hooks():
     """The innermost hooks on saved tensors that are in force; None if there are none."""
     return _top_saved_tensors_default_hooks(False)
+
+
+def running_ddp():
+    """The DistributedDataParallel whose forward is running; None if there is none."""
+    return DistributedDataParallel._active_ddp_module

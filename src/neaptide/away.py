@@ -1,9 +1,10 @@
-"""Where values wait between forward and backward when they are sent away: a file without a name, written and read.
+"""Where values wait between forward and backward when they are sent away: from the CPU in a file, else in the host's memory.
 
-In: tensors of the CPU, each under a name. Out: the same bytes, later. The file is on a disk, never in memory, and is never
-mapped, since mapped pages count as the process's own. It has no name, so that it is gone with the process, however that ends.
-Writing hands the bytes to the kernel, which brings them to the disk while the forward goes on; reading one asks it to have the
-next one ready. A `Store` belongs to one call of a forward, and goes with the graph that autograd keeps of it.
+In: tensors, each under a name. Out: the same bytes, later. The file is on a disk, never in memory, and is never mapped, since
+mapped pages count as the process's own. It has no name, so that it is gone with the process, however that ends. Writing hands
+the bytes to the kernel, which brings them to the disk while the forward goes on; reading one asks for the next one.
+An accelerator's tensors go to pinned memory, by copies in the order of its own stream: the program does not wait for them, the
+ops queued behind them do. A `Store` belongs to one call of a forward, and goes with the graph that autograd keeps of it.
 """
 
 from __future__ import annotations
@@ -35,13 +36,15 @@ IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """Where in the file a tensor is (a fake one nowhere), and how it lay in memory."""
+    """Where a tensor waits, in the file or on the host (a fake one nowhere), and how it lay in memory."""
 
     offset: int | None
+    host: torch.Tensor | None
     nbytes: int
     size: torch.Size
     stride: tuple[int, ...]
     dtype: torch.dtype
+    device: torch.device
 
 
 class Store:
@@ -61,14 +64,21 @@ class Store:
 
     def send(self, name: str, tensor: torch.Tensor) -> None:
         """Bring a tensor away."""
-        offset = None if isinstance(tensor, FakeTensor) else self._write(tensor)
-        self._sent[name] = _Sent(offset, tensor.nbytes, tensor.shape, tensor.stride(), tensor.dtype)
+        offset = host = None
+        if not isinstance(tensor, FakeTensor):
+            if tensor.device.type == "cpu":
+                offset = self._write(tensor)
+            else:
+                host = _like(tensor, pin_memory=True).copy_(tensor, non_blocking=True)
+        self._sent[name] = _Sent(offset, host, tensor.nbytes, tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
     def fetch(self, name: str, after: str | None) -> torch.Tensor:
         """Have a tensor back; the one to be fetched `after` it is got ready meanwhile."""
         sent = self._sent[name]
-        there = torch.empty_strided(sent.size, sent.stride, dtype=sent.dtype)
-        if self._file is not None and sent.offset is not None:
+        there = torch.empty_strided(sent.size, sent.stride, dtype=sent.dtype, device=sent.device)
+        if sent.host is not None:
+            there.copy_(sent.host, non_blocking=True)
+        elif self._file is not None and sent.offset is not None:
             _read(self._file, _bytes_of(there), sent.offset)
             following = None if after is None else self._sent.get(after)
             if following is not None and following.offset is not None:
@@ -98,13 +108,25 @@ def fetch(store: Store, name: str, after: str | None) -> torch.Tensor:
     return store.fetch(name, after)
 
 
-def there_and_back(nbytes: int) -> None:
-    """Bring so many bytes to the disk itself and have them back, to see how long that takes."""
-    file, data = open_unnamed(), _bytes_of(torch.ones(nbytes, dtype=torch.uint8))
+def _like(tensor: torch.Tensor, pin_memory: bool) -> torch.Tensor:
+    """Memory of the host in which a tensor lies as it does where it is."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, pin_memory=pin_memory)
+
+
+def to_the_host(tensor: torch.Tensor) -> None:
+    """Bring a tensor of an accelerator to the host and have it back, to see how long that takes."""
+    store = Store()
+    store.send("it", tensor)
+    store.fetch("it", None)
+
+
+def to_the_disk(tensor: torch.Tensor) -> None:
+    """Bring a tensor to the disk itself and have it back, to see how long that takes."""
+    file, data = open_unnamed(), _bytes_of(tensor)
     try:
         _write(file, data, 0)
         os.fdatasync(file)
-        os.posix_fadvise(file, 0, nbytes, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(file, 0, len(data), os.POSIX_FADV_DONTNEED)
         _read(file, data, 0)
     finally:
         os.close(file)
@@ -123,6 +145,11 @@ def open_unnamed() -> int:
     file, name = tempfile.mkstemp(dir=folder)
     os.unlink(name)
     return file
+
+
+def takes(device: torch.device) -> bool:
+    """Whether tensors of a device can be sent away."""
+    return device.type != "cpu" or place() is not None
 
 
 @cache

@@ -61,7 +61,7 @@ class Machine:
     touch: float
     """Writing to fresh memory, beside the writing itself."""
     away: float
-    """Sending to the disk and fetching from it; infinite where there is none to send to."""
+    """Sending to the disk, from an accelerator to the host, and fetching; infinite where there is none to send to."""
 
 
 @cache
@@ -134,15 +134,18 @@ def time_probes(device: str) -> tuple[dict[str, float], float]:
     wait = (lambda: None) if device == "cpu" else torch.accelerator.synchronize
     spread = {name: _quartiles(probe, wait) for name, probe in probes.items()}
     found = {name: low for name, (low, _) in spread.items()}
-    found["away"] = _to_the_disk() if device == "cpu" and away.place() is not None else math.inf
+    found["away"] = _there_and_back(device, wait)
     return found, median(high / low for low, high in spread.values())
 
 
-def _to_the_disk() -> float:
-    """The time to send something large away and have it back; infinite where the disk does not take it."""
+def _there_and_back(device: str, wait: Callable[[], None]) -> float:
+    """The time to send something large away and have it back; infinite where nothing takes it."""
+    if device == "cpu" and away.place() is None:
+        return math.inf
+    large = torch.ones(LARGE, dtype=torch.uint8, device=device)
     try:
-        return _quartiles(lambda: away.there_and_back(LARGE), lambda: None)[0]
-    except OSError:
+        return _quartiles((lambda: away.to_the_disk(large)) if device == "cpu" else (lambda: away.to_the_host(large)), wait)[0]
+    except (OSError, RuntimeError):  # the disk is full, or the host's memory is, or it cannot be pinned
         return math.inf
 
 

@@ -28,6 +28,7 @@ from neaptide.plans import Plan
 from neaptide.runtime.compiled import Compiled
 from neaptide.runtime.compose import make_plan
 from neaptide.runtime.session import Session
+from neaptide.timeline import Life, Timeline
 from neaptide.twins import Twins, fake_twins
 
 
@@ -66,6 +67,7 @@ def plan(
             accounting = Accounting(twins.modules)
             session.run = _told(accounting)
             line = account(accounting, _watched(twins.mode, accounting), call, twins, train, stepper, loss)
+            line = _with_aside(line, session)
         except DataDependentOutputException as error:
             raise CaptureError(
                 f"the model needs a value that only a real run knows ({error}); measure a real step instead"
@@ -75,6 +77,14 @@ def plan(
         made = make_plan(session, ())
         notes = made.notes if made.graphs else ("nothing could be captured: the model runs as plain eager PyTorch",)
         return replace(made, timeline=line, notes=(*notes, *accounting.values.notes))
+
+
+def _with_aside(line: Timeline, session: Session) -> Timeline:
+    """A timeline with what is set aside over all of it, as the session counts it."""
+    held = session.ledger.resident()
+    aside = [each for each in held if each.kind == "other"]
+    lives = (Life(each.name, each.kind, each.bytes, 0, len(line.steps)) for each in aside)
+    return Timeline(line.steps, (*line.lives, *lives))
 
 
 class _WatchedMode(FakeTensorMode):

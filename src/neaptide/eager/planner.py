@@ -171,7 +171,7 @@ class Planner:
         return found
 
     def _with_the_disk(self) -> Rates:
-        rate = this_machine(self.device.type).away if self.device.type == "cpu" else float("inf")
+        rate = this_machine(self.device.type).away
         return replace(self.rates, away=rate if rate != float("inf") else None)
 
     def _gradients(self) -> int:

@@ -138,12 +138,12 @@ def _selective() -> Any:
 
 @contextmanager
 def _sent_away(module: nn.Module) -> Iterator[None]:
-    """What is saved for the backward waits on the disk, each memory once; parameters, and what is small, stay."""
+    """What is saved for the backward waits elsewhere, each memory once; parameters, and what is small, stay."""
     store, sent = away.Store(), dict[Any, tuple[str, Any]]()
     own = {storage._cdata for tensor in (*module.parameters(), *module.buffers()) for storage in storages(tensor)}
 
     def pack(tensor: torch.Tensor) -> Any:
-        dense = tensor.layout is torch.strided and tensor.device.type == "cpu" and tensor.is_contiguous()
+        dense = tensor.layout is torch.strided and tensor.is_contiguous()
         if not dense or tensor.nbytes < away.SMALL or tensor.untyped_storage()._cdata in own:
             return tensor
         storage = tensor.untyped_storage()

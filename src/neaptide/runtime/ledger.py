@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+from neaptide._torch import running_ddp
 from neaptide.accounting import storages, tensors_in
 from neaptide.allocator import allocated
 from neaptide.timeline import Kind
@@ -58,6 +60,7 @@ class Ledger:
         self._backward = -1
         self._flowing: set[int | None] = set()
         """The number of the latest backward, and the parameters whose gradients autograd adds in it."""
+        self._parallel: weakref.ref[nn.Module] | None = None
         self._trained: weakref.ref[torch.Tensor] | None = None
 
     @property
@@ -96,7 +99,7 @@ class Ledger:
         self._flowing.update(saved.parameters)
 
     def resident(self) -> tuple[Resident, ...]:
-        """Parameters, buffers, gradients and optimizer state, each storage once, and what was set aside."""
+        """Parameters, buffers, gradients and optimizer state, each storage once, DDP's buckets, and what was set aside."""
         found: list[Resident] = []
         seen: set[int] = set()
         for name, kind, tensor in self._held():
@@ -105,9 +108,27 @@ class Ledger:
                     seen.add(storage._cdata)
                     taken = allocated(storage.nbytes(), tensor.device.type)  # a fake storage says "meta"
                     found.append(Resident(name, kind, taken, name.rpartition(".")[0]))
-        unseen = min(UNSEEN, sum(held.bytes for held in found) // 128 & -PAGE)
-        aside = (Resident("reserve", "other", self._reserve), Resident("small allocations", "other", unseen))
-        return (*found, *(held for held in aside if held.bytes))
+        found += self._buckets()
+        return (*found, *self.aside(found))
+
+    def aside(self, held: Sequence[Resident]) -> list[Resident]:
+        """What is set aside beside all that is held: by the user, and for what no tensor has."""
+        unseen = min(UNSEEN, sum(each.bytes for each in held if each.kind == "parameter") // 64 & -PAGE)
+        found = (Resident("reserve", "other", self._reserve), Resident("small allocations", "other", unseen))
+        return [each for each in found if each.bytes]
+
+    def _buckets(self) -> Iterator[Resident]:
+        """What DDP sends gradients from: memory of its own, or where the gradients themselves are, or will be."""
+        running = running_ddp()
+        if running is not None:
+            self._parallel = weakref.ref(running)
+        parallel = self._parallel() if self._parallel is not None else None
+        for module in {parallel, *(reference() for reference in self._modules)}:
+            if isinstance(module, DistributedDataParallel):
+                trained = [p for p in module.parameters() if p.requires_grad]
+                lent = [p for p in trained if p.grad is not None] if module.gradient_as_bucket_view else []
+                size = sum(p.nbytes for p in trained) - sum(p.nbytes for p in lent)
+                yield Resident("DDP's buckets", "gradient", size)
 
     def _held(self) -> Iterator[tuple[str, Kind, torch.Tensor]]:
         names: dict[torch.Tensor, str] = {}

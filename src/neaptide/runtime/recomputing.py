@@ -26,6 +26,8 @@ TARGETS, FEWER = 8, 3
 """For how many targets choices are sought: at the first size, and elsewhere."""
 GUESSES = 8
 """How many choices are tried for one size."""
+BACKWARD = 3
+"""What a step takes in all, of its forward."""
 REMEMBERED = 256
 """For how many sizes it is remembered what the choices take there."""
 
@@ -71,6 +73,7 @@ class Recomputing:
         self._shelf = Shelf(version.graph, version.own(absent), offload, storages)
         self._choices: dict[Choice, Crossing] = {} if known is None else known._choices
         self._weighed: dict[Dims, list[Weighed]] = {}
+        self._whole: dict[Dims, float] = {}
 
     @property
     def candidates(self) -> frozenset[int]:
@@ -84,11 +87,17 @@ class Recomputing:
         if dims not in self._weighed:
             if len(self._weighed) >= REMEMBERED:
                 self._weighed.clear()
+                self._whole.clear()
             scene = self._scene(dims)
+            self._whole[dims] = BACKWARD * float(sum(scene.seconds.values()))
             played = ((scene.play(choice), crossing) for choice, crossing in self._choices.items())
             found = (Weighed(crossing, p.take) for p, crossing in played)
             self._weighed[dims] = sorted(found, key=lambda w: w.order)
         return self._weighed[dims]
+
+    def whole(self, dims: Dims) -> float:
+        """About the seconds of a step at a size that was weighed."""
+        return self._whole[dims]
 
     def _scene(self, dims: Dims) -> Scene:
         return Scene(self._judge, dims, this_machine(self._judge.graph.device), self._offload)

@@ -124,11 +124,11 @@ class _Before:
             parameter.grad = gradient
 
     def _copy(self, name: str, gradient: torch.Tensor | None) -> Callable[[], torch.Tensor] | None:
-        """Gradients that are to be added to are as large as the parameters: they wait on the disk, if there is one."""
+        """Gradients that are to be added to are as large as the parameters: they are sent away, where that can be."""
         if gradient is None:
             return None
-        dense = gradient.layout is torch.strided and gradient.is_contiguous() and gradient.device.type == "cpu"
-        if not dense or away.place() is None or gradient.nbytes < away.SMALL:
+        dense = gradient.layout is torch.strided and gradient.is_contiguous()
+        if not dense or not away.takes(gradient.device) or gradient.nbytes < away.SMALL:
             held = gradient.clone()
             return lambda: held
         self._store.send(name, gradient)

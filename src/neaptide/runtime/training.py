@@ -21,9 +21,10 @@ from neaptide.emit import Emitted, Slots, emit_backward, emit_forward
 from neaptide.graph import Graph, Input, spec_of
 from neaptide.memory import Envelope, envelope
 from neaptide.program import Program
+from neaptide.report.progress import progress
 from neaptide.runtime import recover
 from neaptide.runtime.ledger import Saved
-from neaptide.runtime.recomputing import Recomputing, Ways
+from neaptide.runtime.recomputing import Recomputing, Ways, Weighed
 from neaptide.runtime.room import Room
 from neaptide.runtime.runner import Dims, Rung, Unit, memories
 from neaptide.runtime.sums import are_averaged, of_parameters, sums_of, watch
@@ -58,6 +59,7 @@ class Training(Unit):
         self._alone: bool | None = None if self._addable else False
         """Whether parameters get no other gradients than those; None until a backward has shown it."""
         self._ladders: dict[frozenset[int], tuple[Rung, ...]] = {}
+        self._stocked = False
         self._tight: dict[tuple[Crossing, frozenset[int]], Rung] = {}
         self._searches: dict[tuple[Version, frozenset[int], frozenset[int], frozenset[int]], Recomputing] = {}
         self._origins: dict[int, tuple[Crossing, frozenset[int]]] = {}
@@ -91,6 +93,7 @@ class Training(Unit):
         """Go on with these programs, one for each of the starting points."""
         self.forget()
         self._tight.clear()
+        self._stocked = False
         self._ladders.clear()
         self._programs = programs
         self.rungs = self._ladder()
@@ -119,9 +122,15 @@ class Training(Unit):
     def tighter(self, dims: Dims, room: Room | None) -> Rung | None:
         if not self.session.bounded:
             return None
-        ways = Ways((choice for search in self._searches_now for choice in search.at(dims)), room)
+        found = [choice for search in self._searches_now for choice in search.at(dims)]
+        if self._is_large and self.session.informed and not self._stocked:
+            self._stock(found, dims)
+        ways = Ways(found, room)
         tried = []
         for crossing in ways:
+            near = self._near(crossing, found, dims, room)
+            if near is not None:
+                return near
             rung = self._letting(crossing)
             if rung is None:
                 ways.refuse(crossing)
@@ -132,6 +141,42 @@ class Training(Unit):
             tried.append(rung)
         target = room or Room(0, 0)
         return min(tried, key=lambda rung: target.beyond(rung.take(dims)), default=None)
+
+    @property
+    def _is_large(self) -> bool:
+        """Whether making a program takes so long that a new size should not wait for it."""
+        return len(self.graph.ops) >= LARGE
+
+    def _stock(self, found: Sequence[Weighed], dims: Dims) -> None:
+        """Make programs ahead, from the fastest choice on, each slower than the one before by no more than matters."""
+        self._stocked = True
+        whole = self._searches_now[0].whole(dims)
+        rest = sorted(found, key=lambda w: w.order)
+        marks = [part * AS_FAST * whole for part in range(STOCK)]
+        wanted = {}
+        for mark in marks:
+            inside = [w for w in rest if w.take.seconds <= mark]
+            if inside:
+                lowest = min(inside, key=lambda w: w.take.peak)
+                wanted[lowest.crossing] = lowest
+        with progress("making programs ahead", len(wanted)) as advance:
+            for crossing in wanted:
+                rung = self._letting(crossing)
+                if rung is not None:
+                    rung.take(dims)
+                advance()
+
+    def _near(self, crossing: Crossing, found: Sequence[Weighed], dims: Dims, room: Room | None) -> Rung | None:
+        """A rung that is there, fits, and is about as fast as a choice that there is no program of yet."""
+        if room is None or not self._is_large or (crossing, self._added) in self._tight:
+            return None
+        slack = AS_FAST * self._searches_now[0].whole(dims)
+        limit = next(w.take.seconds for w in found if w.crossing == crossing) + slack
+        for weighed in sorted(found, key=lambda w: w.order):
+            rung = self._tight.get((weighed.crossing, self._added))
+            if rung is not None and weighed.take.seconds <= limit and room.holds(rung.take(dims)):
+                return rung
+        return None
 
     def takes(self, dims: Dims) -> list[Take]:
         if not self.session.bounded:
@@ -300,6 +345,12 @@ class Training(Unit):
 
 
 STORE = "neaptide_store"
+LARGE = 1000
+"""Ops from which on programs are made ahead: making one takes as long as planning several sizes."""
+AS_FAST = 0.015
+"""The share of a step's time by which programs made ahead differ, and by which a new size may be slower to have one at once."""
+STOCK = 16
+"""How many programs are made ahead at most."""
 
 
 def _itself(program: Program) -> Program:

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from neaptide.apply.inplace import overwritable
-from neaptide.program import Loop, Program, Run, Same, makes, reads
+from neaptide.program import Loop, Part, Program, Run, Same, makes, reads
 from neaptide.search.recompute.replay import Choice, Replay, Storages, replayed
 from neaptide.search.recompute.seeds import RECOMPUTE, SAVE, is_tagged
 from neaptide.timing import alike
@@ -118,6 +118,21 @@ class Judge:
     @cached_property
     def alike(self) -> list[int]:
         return alike(self.graph)
+
+    @cached_property
+    def like(self) -> list[int]:
+        """For each loop, the first that takes the same memory and time at every size."""
+        first: dict[object, int] = {}
+        return [first.setdefault(self._form(loop), number) for number, loop in enumerate(self.loops)]
+
+    def _form(self, loop: Loop) -> object:
+        def size(value: int) -> object:
+            storage = self.graph.values[value].storage
+            return None if storage is None else self.graph.held[storage]
+
+        body = tuple((self.alike[step.op], step.axis) if isinstance(step, Part) else size(step.value) for step in loop.body)
+        made = tuple((size(made.value), made.how, made.onto is None) for made in loop.made)
+        return loop.extent, loop.chunk, body, made
 
     @cached_property
     def wanted(self) -> frozenset[int]:

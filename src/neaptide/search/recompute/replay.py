@@ -8,6 +8,7 @@ is not there.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,6 +42,11 @@ class Replay:
     """For each storage of the forward that the backward needs, the step at which it does first."""
     steps: tuple[int, ...]
     """For each op of the backward, its step."""
+
+    @cached_property
+    def rerun(self) -> np.ndarray:
+        """What is run again, for looking up what that takes."""
+        return np.array(self.again, dtype=np.int64)
 
 
 def replayed(judge: Judge, choice: Choice) -> Replay:

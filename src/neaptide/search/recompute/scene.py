@@ -6,7 +6,7 @@ In: the steps of a graph, and dims; then choices. Out: bytes at each step, the p
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -57,45 +57,48 @@ class Scene:
         graph = judge.graph
         self.judge = judge
         sizes = sizes_at(graph, dims)
-        inside = [inner_peak(graph, loop, dims) for loop in reversed(judge.loops)]
-        self.sizes = np.array([*sizes, *inside], dtype=np.int64)
+        inside = {first: inner_peak(graph, judge.loops[first], dims) for first in set(judge.like)}
+        self.sizes = np.array([*sizes, *(inside[first] for first in reversed(judge.like))], dtype=np.int64)
         self.bytes = [sizes[size] for size in graph.held]
-        shapes = shapes_of(graph).at(dims)
-        self.seconds = self._prices(shapes, machine)
-        self.away = machine.away
+        shapes = self._shapes = shapes_of(graph).at(dims)
+        self.seconds = self._prices(shapes, machine, (step.op for step in judge.forward if step.op != LOOP))
+        self._by_op = np.zeros(len(graph.ops))
+        self._by_op[list(self.seconds)] = list(self.seconds.values())
+        self.away, self._offload = machine.away, offload
         """Seconds to send a byte and have it back."""
         self.longer = self._longer(shapes, machine)
         """What loops take beyond their ops, each done at once and once."""
-        self.leaving = self._ways_out(shapes, machine) if offload and machine.away < math.inf else {}
-        """What can be sent away, and what that costs with having it back."""
         self._known: dict[Choice, Played] = {}
 
-    def _ways_out(self, shapes: Concrete, machine: Machine) -> dict[int, float]:
-        """For what is large enough and lies densely in memory of its own, the seconds that sending and fetching take."""
-        graph = self.judge.graph
+    @cached_property
+    def leaving(self) -> dict[int, float]:
+        """What can be sent away, being large and dense in memory of its own, and the seconds that sending and fetching take."""
+        graph, shapes = self.judge.graph, self._shapes
         found: dict[int, float] = {}
+        if not self._offload or self.away == math.inf:
+            return found
         for storage, op in self.judge.op.items():
             if op != LOOP and self.bytes[storage] >= SMALL and storage not in self.judge.unkept:
                 specs = [shapes.spec(v) for v in graph.ops[op].outputs if graph.values[v].storage == storage]
                 if [spec.nbytes for spec in specs if spec] == [shapes.sizes[graph.storages[storage].size]]:
-                    found[storage] = self.bytes[storage] * machine.away
+                    found[storage] = self.bytes[storage] * self.away
         return found
 
     def _longer(self, shapes: Concrete, machine: Machine) -> float:
-        plain = sum(whole(cost(shapes, op, machine), machine) for op in self.judge.instead)
-        return sum(looped(shapes, loop, machine) for loop in self.judge.loops) - plain
+        judge = self.judge
+        loops = {first: looped(shapes, judge.loops[first], machine) for first in set(judge.like)}
+        plain = self._prices(shapes, machine, judge.instead)
+        return sum(loops[first] for first in judge.like) - sum(plain[op] for op in judge.instead)
 
-    def _prices(self, shapes: Concrete, machine: Machine) -> dict[int, float]:
-        """What each op of the forward takes; those that are alike are asked for once."""
+    def _prices(self, shapes: Concrete, machine: Machine, ops: Iterable[int]) -> dict[int, float]:
+        """What each of some ops takes; those that are alike are asked for once."""
         known: dict[int, float] = {}
         found: dict[int, float] = {}
-        for step in self.judge.forward:
-            if step.op == LOOP:
-                continue
-            kind = self.judge.alike[step.op]
+        for op in ops:
+            kind = self.judge.alike[op]
             if kind not in known:
-                known[kind] = whole(cost(shapes, step.op, machine), machine)
-            found[step.op] = known[kind]
+                known[kind] = whole(cost(shapes, op, machine), machine)
+            found[op] = known[kind]
         return found
 
     def play(self, choice: Choice) -> Played:
@@ -108,7 +111,7 @@ class Scene:
             levels = change.cumsum()[: replay.length].astype(np.int64)
             turn = len(self.judge.forward)
             kept = int(amounts[(begins < turn) & (stops > turn)].sum())
-            again = sum(self.seconds[op] for op in replay.again)
+            again = float(self._by_op[replay.rerun].sum())
             moved = sum(self.bytes[s] for s in replay.fetched) * self.away
             self._known[choice] = Played(replay, levels, self.longer + again + moved, kept, turn)
         return self._known[choice]
