@@ -113,7 +113,7 @@ class Ledger:
 
     def aside(self, held: Sequence[Resident]) -> list[Resident]:
         """What is set aside beside all that is held: by the user, and for what no tensor has."""
-        unseen = min(UNSEEN, sum(each.bytes for each in held if each.kind == "parameter") // 64 & -PAGE)
+        unseen = min(UNSEEN, sum(each.bytes for each in held if each.kind == "parameter") // 16 & -PAGE)
         found = (Resident("reserve", "other", self._reserve), Resident("small allocations", "other", unseen))
         return [each for each in found if each.bytes]
 
