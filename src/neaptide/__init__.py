@@ -3,6 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from neaptide.advice import Advice as Advice
+    from neaptide.advice import advise as advise
+    from neaptide.advice import fit as fit
     from neaptide.budget import Budget as Budget
     from neaptide.dryrun import Estimate as Estimate
     from neaptide.dryrun import estimate as estimate
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Advice": "advice",
     "Budget": "budget",
     "BudgetError": "errors",
     "CaptureError": "errors",
@@ -33,8 +37,10 @@ _HOMES = {
     "OffloadError": "errors",
     "Plan": "plans",
     "adapt": "handle",
+    "advise": "advice",
     "compile": "handle",
     "estimate": "dryrun",
+    "fit": "advice",
     "measure": "measurement",
     "plan": "preview",
 }

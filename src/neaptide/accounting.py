@@ -17,6 +17,8 @@ from torch import nn
 
 from neaptide._torch import FakeTensor, TorchDispatchMode, is_traceable_wrapper_subclass
 from neaptide.allocator import allocated
+from neaptide.hardware import Machine
+from neaptide.pricing import is_causal, price, whole
 from neaptide.timeline import Kind, Life, Timeline
 from neaptide.values import Values
 from neaptide.whereabouts import Whereabouts
@@ -45,11 +47,15 @@ class Accounting(TorchDispatchMode):
     """Counts storages while it is the innermost mode above a `FakeTensorMode`, or, if it is told that ops are `real`, above
     none.
 
-    `where` may be someone else who knows where a run is.
+    `where` may be someone else who knows where a run is. With a `machine`, each op's seconds on it are counted too.
     """
 
-    def __init__(self, modules: Sequence[nn.Module] = (), where: Any = None, real: bool = False) -> None:
+    def __init__(
+        self, modules: Sequence[nn.Module] = (), where: Any = None, real: bool = False, machine: Machine | None = None
+    ) -> None:
         super().__init__()
+        self.machine = machine
+        self.seconds = 0.0
         self.where = Whereabouts(modules) if where is None else where
         self.values = Values(self.where.line)
         self.steps = ["start"]
@@ -75,6 +81,7 @@ class Accounting(TorchDispatchMode):
         if func.namespace in ("prim", "profiler"):
             return func(*args, **kwargs)
         if func.is_view:
+            self.seconds += 0.0 if self.machine is None else self.machine.view
             return self._run(func, args, kwargs)
         path, source = self.where.place()
         name = func._schema.name.removeprefix("aten::")
@@ -90,6 +97,8 @@ class Accounting(TorchDispatchMode):
             self.entries.append(Entry(name, "workspace", allocated(hidden), step, path, source, step + 1, hidden))
         results = list(tensors_in(out))
         larger = retained(func, args, results)
+        if self.machine is not None:
+            self.seconds += self._price(self.machine, func, args, kwargs, results)
         for position, tensor in enumerate(results):
             entry = self._see(tensor, name, "temporary", step, path, source, larger.get(position))
             if entry is None or entry.born != step:
@@ -97,6 +106,12 @@ class Accounting(TorchDispatchMode):
             if self.backward and func is aten.add.Tensor:
                 self._note_sum(args[0], entry)
         return out
+
+    def _price(self, machine: Machine, func: Any, args: Any, kwargs: Any, results: Sequence[torch.Tensor]) -> float:
+        """What an op takes; a result that is in memory that was there is not touched for the first time."""
+        given, made = ([_spec(tensor) for tensor in found] for found in (tensors_in((args, kwargs)), results))
+        fresh = any(tensor.untyped_storage()._cdata not in self._alive for tensor in results if tensor.layout is torch.strided)
+        return whole(price(func, given, made, machine, causal=is_causal(func, args, kwargs)), machine, fresh)
 
     def _note_sum(self, first: Any, total: Entry) -> None:
         """Autograd adds two gradients in place where it holds the last reference, except on tensor subclasses.

@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -65,6 +65,8 @@ class Store:
     def send(self, name: str, tensor: torch.Tensor) -> None:
         """Bring a tensor away."""
         offset = host = None
+        for moved in _counts:
+            moved.bytes += tensor.nbytes
         if not isinstance(tensor, FakeTensor):
             if tensor.device.type == "cpu":
                 offset = self._write(tensor)
@@ -96,6 +98,33 @@ class Store:
     def __del__(self) -> None:
         if self._file is not None:
             os.close(self._file)
+
+
+@dataclass(eq=False, slots=True)
+class Moved:
+    """Bytes that were sent away."""
+
+    bytes: int = 0
+
+
+_counts: list[Moved] = []
+
+
+@contextmanager
+def counting() -> Iterator[Moved]:
+    """Count what is sent away, on fake tensors too.
+
+    >>> with counting() as moved:
+    ...     Store().send("x", torch.ones(1 << 18))
+    >>> moved.bytes
+    1048576
+    """
+    moved = Moved()
+    _counts.append(moved)
+    try:
+        yield moved
+    finally:
+        _counts.remove(moved)
 
 
 def send(store: Store, name: str, tensor: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The command line: what a model will take (`estimate`), and what it took (`measure`).
+"""The command line: what a model will take (`estimate`), what it took (`measure`), and what to turn on (`advise`).
 
 In: `FILE.py:function`, where the function returns (model, inputs) or (model, inputs, optimizer). Out: a table or JSON
 on stdout, a page, a snapshot; progress and errors on stderr. What a user can put right is one line and exit code 2.
@@ -93,6 +93,49 @@ def measure(target: Target, json: Json = False, html: Page = None, snapshot: Sna
         else:
             _print_tables(target, predicted, taken)
         _write_files(target, predicted, html, snapshot, console, {"measured": taken.peak})
+
+
+@app.command()
+def advise(
+    target: Target,
+    budget: Annotated[str | None, typer.Option(help="Bytes, such as 8GiB.")] = None,
+    device: Annotated[str | None, typer.Option(help="A card that need not be here, such as h100.")] = None,
+    lossy: Annotated[bool, typer.Option(help="Recommend methods that change results, too.")] = False,
+    ranks: Annotated[int, typer.Option(help="Over how many processes a model may be shared out.")] = 1,
+    max_batch: Annotated[bool, typer.Option(help="Print the largest batch for each method.")] = False,
+    json: Json = False,
+    train: Train = True,
+) -> None:
+    """Predict every way to save memory, and say which to take; nothing is executed.
+
+    >>> from typer.testing import CliRunner
+    >>> CliRunner().invoke(app, ["advise", "nowhere.py:net"]).exit_code
+    2
+    """
+    with _one_line_errors():
+        console = Console(stderr=True)
+        with _progress(console, f"loading {target}"):
+            subject = load(target)
+        from neaptide import advice
+
+        given = {"train": train, "device": device, "lossy": lossy, "ranks": ranks}
+        with contextlib.redirect_stdout(sys.stderr):
+            made = guard(
+                f"advice for {type(subject.model).__name__}",
+                lambda: advice.advise(subject.model, subject.inputs, budget, subject.optimizer, **given),
+            )
+        if json:
+            sys.stdout.write(_as_json(made.to_json()))
+        elif max_batch:
+            for row in made.rows:
+                largest = row.largest(made.budget)
+                sys.stdout.write(f"{row.method:<44}{'?' if largest is None else largest}\n")
+        else:
+            sys.stdout.write(f"{made}\n")
+
+
+def _as_json(data: dict[str, Any]) -> str:
+    return json.dumps(data, indent=2) + "\n"
 
 
 def _predict(subject: Subject, train: bool, console: Console) -> Estimate:

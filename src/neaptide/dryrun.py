@@ -8,15 +8,17 @@ instead of a fitted line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from neaptide import away
 from neaptide.accounting import Accounting, tensors_in
 from neaptide.errors import CaptureError, InputError
+from neaptide.hardware import Machine
 from neaptide.optimizers import parameters_of, twin_optimizer
 from neaptide.timeline import Predicted, Timeline
 from neaptide.twins import Twins, as_if_real, fake_twins, split_inputs
@@ -37,13 +39,16 @@ class Estimate(Predicted):
 
     timeline: Timeline
     notes: tuple[str, ...] = ()
+    seconds: float | None = None
+    """What the step takes on the machine that was asked about; None where none was."""
 
     def to_json(self) -> dict[str, Any]:
-        return {"peak": self.peak, "timeline": self.timeline.to_json(), "notes": list(self.notes)}
+        told = {"timeline": self.timeline.to_json(), "notes": list(self.notes), "seconds": self.seconds}
+        return {"peak": self.peak, **told}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Estimate:
-        return Estimate(Timeline.from_json(data["timeline"]), tuple(data["notes"]))
+        return Estimate(Timeline.from_json(data["timeline"]), tuple(data["notes"]), data.get("seconds"))
 
     def __str__(self) -> str:
         from neaptide.report import format_bytes
@@ -131,11 +136,30 @@ def estimate(
     """
     if not callable(model):
         raise InputError(f"model is a {type(model).__name__}: pass a torch.nn.Module or a function")
+    return dry_run(model, inputs, train, optimizer, loss)
+
+
+Around = Callable[[Sequence[torch.nn.Module], torch.optim.Optimizer | None], AbstractContextManager[Any]]
+"""Switches a way to run on, for the modules of a step and its optimizer, for as long as it lasts."""
+
+
+def dry_run(
+    model: Callable[..., Any],
+    inputs: Any,
+    train: bool,
+    optimizer: torch.optim.Optimizer | None,
+    loss: Loss | None,
+    machine: Machine | None = None,
+    around: Around | None = None,
+) -> Estimate:
+    """The step on fake tensors, with a way to run it switched on `around` it; on a `machine`, with its seconds."""
     with fake_twins(model, inputs) as twins, as_if_real(), twins.mode:
         stepper = twin_optimizer(optimizer, twins.twin) if train and optimizer is not None else None
-        accounting = Accounting(twins.modules)
-        line = account(accounting, accounting.watching(), model, twins, train, stepper, loss)
-    return Estimate(line, tuple(accounting.values.notes))
+        accounting = Accounting(twins.modules, machine=machine)
+        with nullcontext() if around is None else around(twins.modules, stepper), away.counting() as moved:
+            line = account(accounting, accounting.watching(), model, twins, train, stepper, loss)
+    seconds = None if machine is None else accounting.seconds + moved.bytes * machine.away
+    return Estimate(line, tuple(accounting.values.notes), seconds)
 
 
 def account(

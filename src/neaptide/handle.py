@@ -56,6 +56,9 @@ class Handle:
     >>> handle.release()
     """
 
+    advice: Any = None
+    """Why it runs as it does, where `fit` decided that."""
+
     def __init__(self, target: Callable[..., Any], engine: Engine) -> None:
         self._target = target
         self._engine = engine

@@ -67,7 +67,7 @@ def run(unit: Unit, way: Way, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if way.strength == "selective":
         return checkpointed(unit, args, kwargs, context_fn=_selective)
     if way.strength == "away":
-        with _sent_away(unit.module):
+        with sent_away(unit.module):
             return unit.plain(*args, **kwargs)
     return unit.plain(*args, **kwargs)
 
@@ -137,7 +137,7 @@ def _selective() -> Any:
 
 
 @contextmanager
-def _sent_away(module: nn.Module) -> Iterator[None]:
+def sent_away(module: nn.Module) -> Iterator[None]:
     """What is saved for the backward waits elsewhere, each memory once; parameters, and what is small, stay."""
     store, sent = away.Store(), dict[Any, tuple[str, Any]]()
     own = {storage._cdata for tensor in (*module.parameters(), *module.buffers()) for storage in storages(tensor)}

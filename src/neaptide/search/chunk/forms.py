@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from neaptide.axes import Flow
+from neaptide.pricing import PRODUCTS
 from neaptide.program import reads_of_parts
 from neaptide.search.chunk.net import Net
 from neaptide.search.chunk.regions import Region
-from neaptide.timing import PRODUCTS, read_whole
+from neaptide.timing import read_whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,13 @@ import numpy as np
 
 from neaptide.allocator import allocated
 from neaptide.hardware import Machine
+from neaptide.pricing import CACHED, KEPT_PAGES, Cost, whole
 from neaptide.search.chunk.exactness import ENOUGH_ROWS
 from neaptide.search.chunk.forms import Form, Forms
 from neaptide.search.chunk.net import Net
 from neaptide.search.chunk.regions import Region
 from neaptide.shapes import shapes_of
-from neaptide.timing import CACHED, KEPT_PAGES, Cost, cost, whole
+from neaptide.timing import cost
 
 CHUNKS = np.array(sorted({1 << i for i in range(20)} | {3 << i for i in range(18)}, reverse=True), dtype=np.int64)
 

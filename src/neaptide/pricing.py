@@ -1,0 +1,123 @@
+"""What one op costs on a machine: its call, its arithmetic, the bytes it moves, the first touch of fresh memory.
+
+In: an op and the specs of what it reads and makes. Out: a `Cost`, and seconds of it, done at once or in parts. A planned
+program and a dry run of eager PyTorch are both priced here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from neaptide.hardware import Machine
+from neaptide.workspaces import Spec
+
+aten = torch.ops.aten
+NOTHING = Spec((0,), (1,), torch.uint8)
+KEPT_PAGES = (32 << 20) - 4096
+"""Blocks up to this are reused with their pages by the C library's allocator; larger ones are touched afresh each time.
+Its limit counts what it puts around them, so that 32 MiB itself, which powers of two often come to, is past it."""
+
+
+CACHED = 2 << 20
+"""What one call reads and writes beyond so many bytes has left the cache before, and leaves it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One op: seconds `fixed` for each call of it; and if it is done in parts, shared among them, seconds of arithmetic `work`,
+    `moved` bytes and `fresh` bytes of its results."""
+
+    fixed: float
+    work: float
+    moved: int = 0
+    fresh: int = 0
+
+
+def price(
+    target: Any, given: Sequence[Spec], results: Sequence[Spec], machine: Machine, again: int = 0, causal: bool = False
+) -> Cost:
+    """The cost of an op that is no view; `again` bytes of what it is given are read for every part of it."""
+    made = sum(r.nbytes for r in results)
+    moved = sum(min(g.nbytes, made) if target in LOOKED_UP else g.nbytes for g in given)
+    rate = machine.fetch if target in PRODUCTS else machine.stream
+    work = _work(target, given, results, machine) * (0.5 if causal else 1.0)
+    return Cost(machine.call + again * rate, work, max(moved - again, 0) + made, made)
+
+
+def is_causal(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call is of an attention that looks at half of the keys only."""
+    if not isinstance(target, torch._ops.OpOverload) or "attention" not in target._schema.name:
+        return False
+    names = [argument.name for argument in target._schema.arguments]
+    return {**dict(zip(names, args, strict=False)), **kwargs}.get("is_causal") is True
+
+
+def whole(price: Cost, machine: Machine, fresh: bool = True) -> float:
+    """An op done at once."""
+    return in_parts(price if fresh else replace(price, fresh=0), 1, 1.0, machine)
+
+
+def in_parts(price: Cost, rounds: int, share: float, machine: Machine) -> float:
+    """An op done in so many rounds."""
+    far = max(price.moved * share - CACHED, 0.0)
+    touched = price.fresh * machine.touch if price.fresh * share > KEPT_PAGES else 0.0
+    return rounds * (price.fixed + far * (machine.stream - machine.byte)) + price.work + price.moved * machine.byte + touched
+
+
+PRODUCTS = frozenset(
+    {
+        aten.mm.default,
+        aten.bmm.default,
+        aten.matmul.default,
+        aten.addmm.default,
+        aten.baddbmm.default,
+        aten.linear.default,
+        aten.convolution.default,
+    }
+)
+"""Ops that multiply matrices and do nothing else with them."""
+LOOKED_UP = frozenset({aten.embedding.default, aten.index.Tensor, aten.gather.default, aten.index_select.default})
+"""Ops that read no more of their operands than they return."""
+FUNCTIONS = frozenset({"exp", "exp2", "log", "log2", "sin", "cos", "tanh", "erf", "gelu", "silu", "sigmoid", "pow", "softplus"})
+"""Elementwise ops whose arithmetic costs more than their bytes."""
+
+
+def _work(target: Any, args: Sequence[Spec], results: Sequence[Spec], machine: Machine) -> float:
+    """Seconds of arithmetic."""
+    if not isinstance(target, torch._ops.OpOverload) or not results:
+        return 0.0
+    name = target._schema.name.split("::")[-1]
+    elements = _count(results[0])
+    if name in ("mm", "bmm", "matmul", "addmm", "baddbmm", "linear"):
+        left, right = args[1:3] if name in ("addmm", "baddbmm") else args[:2]
+        rate = machine.batched if len(right.shape) > 2 else machine.product
+        return 2.0 * elements * left.shape[-1] * rate
+    if name == "convolution":
+        weight = args[1]
+        return 2.0 * elements * (_count(weight) // max(weight.shape[0], 1)) * machine.convolution
+    if name == "convolution_backward":
+        grad, _, weight = args[:3]
+        return 4.0 * _count(grad) * (_count(weight) // max(weight.shape[0], 1)) * machine.convolution
+    if "attention" in name:
+        back = name.endswith("_backward")
+        q, k = args[1:3] if back else args[:2]
+        pairs = _count(q) // q.shape[-1] * k.shape[-2]
+        return (10.0 if back else 4.0) * pairs * q.shape[-1] * machine.attention
+    if "softmax" in name:
+        return elements * machine.softmax
+    if name in FUNCTIONS:
+        return elements * machine.function
+    if "norm" in name:
+        return elements * machine.softmax / 2
+    return 0.0
+
+
+def _count(spec: Spec) -> int:
+    total = 1
+    for size in spec.shape:
+        total *= size
+    return total
