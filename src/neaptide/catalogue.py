@@ -81,6 +81,7 @@ def machine_named(name: str) -> Machine:
         byte=byte,
         stream=byte,
         fetch=byte,
+        scattered=32 * byte,
         touch=0.0,
         away=2 / card.link if card.link else math.inf,
     )

@@ -58,6 +58,8 @@ class Machine:
     """Reading or writing what is not."""
     fetch: float
     """Getting ready a matrix that few rows are multiplied by."""
+    scattered: float
+    """Copying a number of a matrix of which neither rows nor columns are dense."""
     touch: float
     """Writing to fresh memory, beside the writing itself."""
     away: float
@@ -98,6 +100,7 @@ def figures(seconds: Mapping[str, float]) -> Machine:
         byte=byte,
         stream=stream,
         fetch=max(few / (4 * 1024 * 4096), stream),
+        scattered=seconds["scattered"] / (128 * 128),
         touch=max(seconds["touch"] / LARGE - stream, 0.0),
         away=seconds["away"] / LARGE,
     )
@@ -116,6 +119,7 @@ def time_probes(device: str) -> tuple[dict[str, float], float]:
     far, farther, there = ones(LARGE // 16), ones(LARGE // 16), ones(LARGE // 16)
     few, wide, out = ones(16, 1024), cycle([ones(1024, 4096) for _ in range(4)]), ones(16, 4096)
     heads, keys, pairs = ones(8, 256, 64), ones(8, 64, 1024), ones(8, 256, 1024)
+    cube = ones(128, 128, 128)
     functional = torch.nn.functional
     probes: dict[str, Callable[[], Any]] = {
         "tiny": lambda: torch.add(tiny, tiny),
@@ -129,6 +133,7 @@ def time_probes(device: str) -> tuple[dict[str, float], float]:
         "convolution": lambda: torch.conv2d(image, kernel, padding=1),
         "gelu": lambda: torch.ops.aten.gelu.out(row, out=rows),
         "softmax": lambda: torch.softmax(scores, -1, out=chances),
+        "scattered": lambda: cube[:, :, 0].clone(),
         "touch": lambda: torch.empty(LARGE, dtype=torch.uint8, device=device).fill_(1),
     }
     wait = (lambda: None) if device == "cpu" else torch.accelerator.synchronize

@@ -38,14 +38,27 @@ class Cost:
 
 
 def price(
-    target: Any, given: Sequence[Spec], results: Sequence[Spec], machine: Machine, again: int = 0, causal: bool = False
+    target: Any,
+    given: Sequence[Spec],
+    results: Sequence[Spec],
+    machine: Machine,
+    whole: Sequence[int] = (),
+    causal: bool = False,
 ) -> Cost:
-    """The cost of an op that is no view; `again` bytes of what it is given are read for every part of it."""
+    """The cost of an op that is no view; what it is given at some places is read `whole` by every part of it."""
     made = sum(r.nbytes for r in results)
     moved = sum(min(g.nbytes, made) if target in LOOKED_UP else g.nbytes for g in given)
+    again = sum(given[i].nbytes for i in whole)
     rate = machine.fetch if target in PRODUCTS else machine.stream
-    work = _work(target, given, results, machine) * (0.5 if causal else 1.0)
-    return Cost(machine.call + again * rate, work, max(moved - again, 0) + made, made)
+    turned = {i: _count(spec) * machine.scattered for i, spec in enumerate(given) if target in PRODUCTS and _is_scattered(spec)}
+    every = sum(turned.pop(i, 0.0) for i in whole)
+    work = _work(target, given, results, machine) * (0.5 if causal else 1.0) + sum(turned.values())
+    return Cost(machine.call + again * rate + every, work, max(moved - again, 0) + made, made)
+
+
+def _is_scattered(matrix: Spec) -> bool:
+    """Whether neither rows nor columns of a matrix are dense, so that a product copies it first."""
+    return len(matrix.shape) > 1 and 1 not in matrix.shape[-2:] and not {0, 1}.intersection(matrix.stride[-2:])
 
 
 def is_causal(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
