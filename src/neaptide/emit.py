@@ -98,6 +98,8 @@ def emit_backward(program: Program, slots: Slots) -> Emitted:
     piece = _Piece(graph)
     piece.take_store(program)
     piece.dims = [piece.graph.placeholder(f"size_{symbol.name}") for symbol in graph.sizes.symbols]
+    places = zip(graph.places, piece.dims, strict=True)
+    piece.names.update((graph.inputs[position], size) for (position, dim), size in places if dim is None)
     piece.take(slots.sizes)
     for mark in slots.marks:
         if mark is None:

@@ -16,6 +16,7 @@ from neaptide.axes import Flow
 from neaptide.emit import Slots
 from neaptide.graph import Graph, Input
 from neaptide.program import Program
+from neaptide.rewrite.known import take_known_sizes
 from neaptide.rewrite.rows import by_rows
 from neaptide.search.chunk.regions import Region
 from neaptide.search.recompute import keep_all
@@ -174,6 +175,7 @@ def versions(graph: Graph, described: Mapping[str, Input], in_parts: bool) -> tu
 
     def changed(wide: frozenset[int]) -> tuple[Graph, Sequence[Region]]:
         module = by_rows(graph, absent, wide)
+        take_known_sizes(module)  # what runs again in parts is not to be made whole for its size
         other = build_graph(module, described, len(graph.outputs), tangents, graph.name)
         other = gathered(other) if wide else other
         other, *loss = loss_regions(other) or (other,)
