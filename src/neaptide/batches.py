@@ -208,7 +208,7 @@ def spread(batches: Sequence[int], count: int) -> list[int]:
     """So many of some batch sizes, from the smallest to the largest, evenly by their ratio.
 
     >>> spread([1, 2, 3, 4, 8, 16, 32], 3)
-    [1, 4, 32]
+    [1, 8, 32]
     """
     known = sorted(set(batches))
     if len(known) <= count:
