@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import neaptide
-from neaptide.advice import Advice, Row, advise
+from neaptide.advice import Advice, Row
+from neaptide.advising import advise
 from tests.test_methods import WIDTH, Block, loss
 
 
@@ -28,8 +29,6 @@ def test_every_method_has_a_row_and_says_what_it_takes(advice: Advice) -> None:
     for row in advice.rows:
         assert row.peak > 0
         assert row.seconds > 0
-        low, high = row.peak_within
-        assert low < row.peak < high
     assert advice.best is not None
     assert not advice.best.lossy
 

@@ -8,8 +8,7 @@ from hypothesis import given, strategies
 from torch import nn
 
 import neaptide
-from neaptide.advice import with_batch
-from neaptide.batches import Line, Peaks, Scaling, Seconds, fit_peaks, fit_seconds, peaks_of
+from neaptide.batches import Line, Peaks, Scaling, Seconds, fit_peaks, fit_seconds, peaks_of, with_batch
 
 lines = strategies.lists(
     strategies.builds(Line, strategies.integers(0, 10**6).map(float), strategies.integers(0, 10**4).map(float)),

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from neaptide.advice import Advice as Advice
-    from neaptide.advice import advise as advise
-    from neaptide.advice import fit as fit
+    from neaptide.advising import advise as advise
+    from neaptide.advising import fit as fit
     from neaptide.budget import Budget as Budget
     from neaptide.dryrun import Estimate as Estimate
     from neaptide.dryrun import estimate as estimate
@@ -37,10 +37,10 @@ _HOMES = {
     "OffloadError": "errors",
     "Plan": "plans",
     "adapt": "handle",
-    "advise": "advice",
+    "advise": "advising",
     "compile": "handle",
     "estimate": "dryrun",
-    "fit": "advice",
+    "fit": "advising",
     "measure": "measurement",
     "plan": "preview",
 }

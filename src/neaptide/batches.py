@@ -12,11 +12,15 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import torch
+from torch.utils import _pytree as pytree
 
 from neaptide.errors import InputError
 from neaptide.timeline import Timeline
+from neaptide.twins import KNOWN_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,3 +225,21 @@ def spread(batches: Sequence[int], count: int) -> list[int]:
         if len(found) < count and inside:
             found.add(inside[len(inside) // 2])
     return sorted(found)
+
+
+def with_batch(inputs: Any, batch: int, size: int) -> Any:
+    """Inputs as they would be with another batch size: small ones of integers repeat what is there, others have no values.
+
+    >>> with_batch({"ids": torch.arange(2), "x": torch.ones(2, 3)}, 2, 5)["x"].shape
+    torch.Size([5, 3])
+    """
+
+    def resized(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.dim() or tensor.shape[0] != batch:
+            return tensor
+        if not tensor.is_floating_point() and tensor.nbytes // batch * size <= KNOWN_BYTES and tensor.device.type != "meta":
+            return tensor[torch.arange(size, device=tensor.device) % batch]
+        made = torch.empty((size, *tensor.shape[1:]), dtype=tensor.dtype, device="meta")
+        return made.requires_grad_(tensor.requires_grad)
+
+    return pytree.tree_map_only(torch.Tensor, resized, inputs)

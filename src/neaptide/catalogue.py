@@ -6,7 +6,6 @@ that real kernels reach is one figure for all.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from neaptide.errors import InputError
@@ -41,7 +40,6 @@ CARDS = {
         Card("l40s", 48 << 30, 91.6e12, 362e12, 864e9, 32e9),
         Card("h100", 80 << 30, 67e12, 989e12, 3350e9, 64e9),
         Card("h200", 141 << 30, 67e12, 989e12, 4800e9, 64e9),
-        Card("b200", 180 << 30, 80e12, 2250e12, 8000e9, 64e9),
         Card("mi300x", 192 << 30, 163e12, 1307e12, 5300e9, 64e9),
         Card("rtx3090", 24 << 30, 35.6e12, 71e12, 936e9, 32e9),
         Card("rtx4090", 24 << 30, 82.6e12, 165e12, 1008e9, 32e9),
@@ -83,5 +81,6 @@ def machine_named(name: str) -> Machine:
         fetch=byte,
         scattered=32 * byte,
         touch=0.0,
-        away=2 / card.link if card.link else math.inf,
+        away=2 / card.link,
+        half=card.fp32 / card.bf16,
     )

@@ -116,13 +116,13 @@ def advise(
         console = Console(stderr=True)
         with _progress(console, f"loading {target}"):
             subject = load(target)
-        from neaptide import advice
+        from neaptide import advising
 
         given = {"train": train, "device": device, "lossy": lossy, "ranks": ranks}
         with contextlib.redirect_stdout(sys.stderr):
             made = guard(
                 f"advice for {type(subject.model).__name__}",
-                lambda: advice.advise(subject.model, subject.inputs, budget, subject.optimizer, **given),
+                lambda: advising.advise(subject.model, subject.inputs, budget, subject.optimizer, **given),
             )
         if json:
             sys.stdout.write(_as_json(made.to_json()))

@@ -64,6 +64,8 @@ class Machine:
     """Writing to fresh memory, beside the writing itself."""
     away: float
     """Sending to the disk, from an accelerator to the host, and fetching; infinite where there is none to send to."""
+    half: float = 1.0
+    """What arithmetic takes in half precision, of that in single; as much, where it was not timed."""
 
 
 @cache

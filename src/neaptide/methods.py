@@ -157,6 +157,17 @@ def with_gradients(modules: Modules, optimizer: Optimizer | None) -> Iterator[No
             parameter.grad = gradient
 
 
+class nothing:  # noqa: N801  (used as a function is)
+    """A context that does nothing."""
+
+    def __init__(self, modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer | None) -> None: ...
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+PLAIN = Method("plain", nothing)
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
@@ -182,14 +193,14 @@ METHODS: dict[str, Method] = {
             "int8 activations",
             _packed(8),
             lossy=True,
-            note="what is saved is rounded to 8 bits: gradients differ by about 1 %",
+            note="what is saved is rounded to 8 bits: look at the error of your gradients first",
             code="with neaptide.packing.packing(model, bits=8): loss = model(...)",
         ),
         Method(
             "int4 activations",
             _packed(4),
             lossy=True,
-            note="what is saved is rounded to 4 bits: gradients differ by several %",
+            note="what is saved is rounded to 4 bits: look at the error of your gradients first",
             code="with neaptide.packing.packing(model, bits=4): loss = model(...)",
         ),
         Method(

@@ -52,8 +52,13 @@ def price(
     rate = machine.fetch if target in PRODUCTS else machine.stream
     turned = {i: _count(spec) * machine.scattered for i, spec in enumerate(given) if target in PRODUCTS and _is_scattered(spec)}
     every = sum(turned.pop(i, 0.0) for i in whole)
-    work = _work(target, given, results, machine) * (0.5 if causal else 1.0) + sum(turned.values())
+    work = _work(target, given, results, machine) * (0.5 if causal else 1.0) * (machine.half if _is_half(given) else 1.0)
+    work += sum(turned.values())
     return Cost(machine.call + again * rate + every, work, max(moved - again, 0) + made, made)
+
+
+def _is_half(given: Sequence[Spec]) -> bool:
+    return any(spec.dtype in (torch.bfloat16, torch.float16) for spec in given)
 
 
 def _is_scattered(matrix: Spec) -> bool:

@@ -109,9 +109,9 @@ class Ledger:
                     taken = allocated(storage.nbytes(), tensor.device.type)  # a fake storage says "meta"
                     found.append(Resident(name, kind, taken, name.rpartition(".")[0]))
         found += self._buckets()
-        return (*found, *self.aside(found))
+        return (*found, *self._aside(found))
 
-    def aside(self, held: Sequence[Resident]) -> list[Resident]:
+    def _aside(self, held: Sequence[Resident]) -> list[Resident]:
         """What is set aside beside all that is held: by the user, and for what no tensor has."""
         unseen = min(UNSEEN, sum(each.bytes for each in held if each.kind == "parameter") // 16 & -PAGE)
         found = (Resident("reserve", "other", self._reserve), Resident("small allocations", "other", unseen))

@@ -27,6 +27,7 @@ from neaptide.runtime.ledger import Saved
 from neaptide.runtime.recomputing import Recomputing, Ways, Weighed
 from neaptide.runtime.room import Room
 from neaptide.runtime.runner import Dims, Rung, Unit, memories
+from neaptide.runtime.stock import LARGE, about_as_fast, worth_making
 from neaptide.runtime.sums import are_averaged, of_parameters, sums_of, watch
 from neaptide.runtime.version import Crossing, Version, usual, versions
 from neaptide.search.chain import Take
@@ -123,15 +124,14 @@ class Training(Unit):
         if not self.session.bounded:
             return None
         found = [choice for search in self._searches_now for choice in search.at(dims)]
-        if self._is_large and self.session.informed and not self._stocked:
-            self._stock(found, dims)
+        is_large = len(self.graph.ops) >= LARGE
+        if is_large and self.session.informed and not self._stocked:
+            self._make_ahead(found, dims)
         ways = Ways(found, room)
         tried = []
         for crossing in ways:
-            near = self._near(crossing, found, dims, room)
-            if near is not None:
-                return near
-            rung = self._letting(crossing)
+            rung = self._instead(crossing, found, dims, room) if is_large and room is not None else None
+            rung = rung or self._letting(crossing)
             if rung is None:
                 ways.refuse(crossing)
                 continue
@@ -142,23 +142,10 @@ class Training(Unit):
         target = room or Room(0, 0)
         return min(tried, key=lambda rung: target.beyond(rung.take(dims)), default=None)
 
-    @property
-    def _is_large(self) -> bool:
-        """Whether making a program takes so long that a new size should not wait for it."""
-        return len(self.graph.ops) >= LARGE
-
-    def _stock(self, found: Sequence[Weighed], dims: Dims) -> None:
-        """Make programs ahead, from the fastest choice on, each slower than the one before by no more than matters."""
+    def _make_ahead(self, found: Sequence[Weighed], dims: Dims) -> None:
+        """Once a whole step has shown what its backwards are like, have some programs ready for sizes to come."""
         self._stocked = True
-        whole = self._searches_now[0].whole(dims)
-        rest = sorted(found, key=lambda w: w.order)
-        marks = [part * AS_FAST * whole for part in range(STOCK)]
-        wanted = {}
-        for mark in marks:
-            inside = [w for w in rest if w.take.seconds <= mark]
-            if inside:
-                lowest = min(inside, key=lambda w: w.take.peak)
-                wanted[lowest.crossing] = lowest
+        wanted = worth_making(found, self._searches_now[0].whole(dims))
         with progress("making programs ahead", len(wanted)) as advance:
             for crossing in wanted:
                 rung = self._letting(crossing)
@@ -166,17 +153,12 @@ class Training(Unit):
                     rung.take(dims)
                 advance()
 
-    def _near(self, crossing: Crossing, found: Sequence[Weighed], dims: Dims, room: Room | None) -> Rung | None:
-        """A rung that is there, fits, and is about as fast as a choice that there is no program of yet."""
-        if room is None or not self._is_large or (crossing, self._added) in self._tight:
+    def _instead(self, crossing: Crossing, found: Sequence[Weighed], dims: Dims, room: Room) -> Rung | None:
+        """A rung that is there, where a choice has none yet and a new size should not wait for it."""
+        made = {crossing: rung for (crossing, added), rung in self._tight.items() if added == self._added}
+        if crossing in made:
             return None
-        slack = AS_FAST * self._searches_now[0].whole(dims)
-        limit = next(w.take.seconds for w in found if w.crossing == crossing) + slack
-        for weighed in sorted(found, key=lambda w: w.order):
-            rung = self._tight.get((weighed.crossing, self._added))
-            if rung is not None and weighed.take.seconds <= limit and room.holds(rung.take(dims)):
-                return rung
-        return None
+        return about_as_fast(crossing, found, made, self._searches_now[0].whole(dims), lambda rung: room.holds(rung.take(dims)))
 
     def takes(self, dims: Dims) -> list[Take]:
         if not self.session.bounded:
@@ -345,12 +327,6 @@ class Training(Unit):
 
 
 STORE = "neaptide_store"
-LARGE = 1000
-"""Ops from which on programs are made ahead: making one takes as long as planning several sizes."""
-AS_FAST = 0.015
-"""The share of a step's time by which programs made ahead differ, and by which a new size may be slower to have one at once."""
-STOCK = 16
-"""How many programs are made ahead at most."""
 
 
 def _itself(program: Program) -> Program:
