@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test browser lint bench clean
 
 help:
-	@echo "make demo    GPT-2 over a budget in plain PyTorch and inside it under Neaptide, predicted, measured and drawn"
+	@echo "make demo    GPT-2 over a budget in plain PyTorch and inside it under Neaptide, reading and training: predicted, measured, drawn"
 	@echo "make test    run the tests"
+	@echo "make browser install Chromium (Debian's), so that make test looks at the pages in it"
 	@echo "make lint    check style and types"
 	@echo "make bench   run every benchmark"
 
@@ -31,6 +32,10 @@ demo: $(STAMP)
 test: $(STAMP)
 	MALLOC_MMAP_THRESHOLD_=65536 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
+browser: $(STAMP)
+	apt-get install --yes --no-install-recommends chromium chromium-driver
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[browser]'
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -40,4 +45,4 @@ bench: $(STAMP)
 	@for file in benchmarks/*.py; do [ -e "$$file" ] || continue; echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
 
 clean:
-	rm -rf $(VENV) demo.html demo.pickle
+	rm -rf $(VENV) demo.html advice.html

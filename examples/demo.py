@@ -1,4 +1,5 @@
-"""GPT-2 reads 4,096 tokens: over a budget in plain PyTorch, inside it under Neaptide, in one table and one picture.
+"""GPT-2 reads 4,096 tokens: over a budget in plain PyTorch, inside it under Neaptide, in one table and one picture. Then it
+trains: every way to save memory is predicted, and the fastest that fits is turned on.
 
 MALLOC_MMAP_THRESHOLD_=65536 python examples/demo.py
 """
@@ -10,13 +11,14 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import GPT2Config, GPT2Model
+from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
 import neaptide
 from neaptide.report import format_bytes, write_html
 
 TOKENS = 4096
 BUDGET = neaptide.Budget(576 << 20, text="576 MiB")
+TRAINING = "1.25GiB"
 console = Console()
 
 
@@ -65,4 +67,35 @@ console.print(table)
 console.print(f"largest difference between the results: {(got - expected).abs().max():.1e}")
 console.print(plan.explain(), markup=False, highlight=False)
 page = write_html("demo.html", {"plain PyTorch": plain.timeline, "neaptide.compile": plan.timeline}, "GPT-2 reads 4,096 tokens")
+console.print(f"The picture is in {Path(page).resolve()}", markup=False)
+
+del got, expected
+torch.manual_seed(0)
+learner = GPT2LMHeadModel(GPT2Config(n_layer=6, n_embd=512, n_head=8, vocab_size=8000, use_cache=False)).train()
+optimizer = torch.optim.AdamW(learner.parameters())
+batch = torch.randint(8000, (8, 512))
+inputs = {"input_ids": batch, "labels": batch}
+
+
+def train() -> None:
+    """A step."""
+    learner(**inputs).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+with doing(f"predicting every way to train GPT-2 on 8 x 512 tokens inside {TRAINING}, nothing is executed (a minute)"):
+    handle = neaptide.fit(learner, inputs, budget=TRAINING, optimizer=optimizer)
+console.print(handle.advice, markup=False, highlight=False)
+with doing("training: two steps to warm up, one measured"):
+    for _ in range(2):
+        handle.step(train)
+    taken = neaptide.measure(train).peak
+chosen = handle.advice.best
+console.print(
+    f"turned on: {chosen.method}. Predicted {format_bytes(chosen.peak)}, measured {format_bytes(taken)}, budget {TRAINING}; "
+    f"plain PyTorch would take {format_bytes(handle.advice.plain.peak)}",
+    markup=False,
+)
+page = handle.advice.write_html("advice.html")
 console.print(f"The picture is in {Path(page).resolve()}", markup=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +26,8 @@ def advice() -> Advice:
 def test_every_method_has_a_row_and_says_what_it_takes(advice: Advice) -> None:
     names = [row.method for row in advice.rows]
     assert names[0] == "plain"
-    assert {"checkpoint blocks", "int8 activations", "accumulate 2 x 2", "neaptide.compile"} <= set(names)
+    expected = {"checkpoint blocks", "int8 activations", "accumulate 2 x 2", "AdamW8bit (torchao)", "neaptide.compile"}
+    assert expected <= set(names)
     for row in advice.rows:
         assert row.peak > 0
         assert row.seconds > 0
@@ -89,3 +91,69 @@ def test_for_a_card_that_is_not_here() -> None:
     here, there = (advise(model, torch.randn(2, 256, WIDTH), device=device, loss=loss) for device in (None, "h100"))
     assert there.plain.seconds < here.plain.seconds
     assert there.plain.peak == here.plain.peak
+
+
+class WithLoss(nn.Module):
+    """A model that returns its loss, as those of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Block() for _ in range(4)))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": self.blocks(x).square().mean()}
+
+
+@pytest.fixture(scope="module")
+def with_loss() -> tuple[nn.Module, torch.Tensor, Advice]:
+    torch.manual_seed(0)
+    model, x = WithLoss().train(), torch.randn(8, 512, WIDTH)
+    plain = neaptide.estimate(model, x).peak
+    return model, x, advise(model, x, budget=int(0.7 * plain))
+
+
+def step(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    model.zero_grad()
+    torch.manual_seed(3)
+    model(x)["loss"].backward()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def test_a_batch_in_parts_is_turned_on_and_takes_what_was_said(with_loss: tuple[nn.Module, torch.Tensor, Advice]) -> None:
+    model, x, advice = with_loss
+    row = next(row for row in advice.rows if row.method == "accumulate 4 x 2")
+    assert row.peak < 0.6 * advice.plain.peak
+    others = neaptide.measure(lambda: None).peak - sum(p.nbytes for p in model.parameters()) - x.nbytes
+    for module in model.modules():
+        module.p = 0.0 if isinstance(module, nn.Dropout) else getattr(module, "p", None)
+    expected = step(model, x)
+    handle = advice.apply("accumulate 4 x 2")
+    for ours, theirs in zip(step(model, x), expected, strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-7)
+    model.zero_grad()
+    taken = neaptide.measure(lambda: model(x)["loss"].backward()).peak - others
+    handle.release()
+    assert row.peak == pytest.approx(taken, rel=0.05)
+
+
+def test_adapt_has_a_row_inside_the_budget_and_is_turned_on(with_loss: tuple[nn.Module, torch.Tensor, Advice]) -> None:
+    model, x, advice = with_loss
+    row = next(row for row in advice.rows if row.method == "neaptide.adapt")
+    blocks = next(row for row in advice.rows if row.method == "checkpoint blocks")
+    assert row.peak <= (advice.budget or 0)
+    assert advice.plain.seconds < row.seconds <= blocks.seconds
+    handle = advice.apply("neaptide.adapt")
+    step(model, x)
+    step(model, x)
+    assert handle.plan.peak <= (advice.budget or 0)
+    handle.release()
+
+
+def test_what_is_not_ours_is_code_to_paste(advice: Advice) -> None:
+    with pytest.raises(neaptide.InputError, match="torchao"):
+        advice.apply("AdamW8bit (torchao)")
+
+
+def test_a_page_shows_every_row(advice: Advice, tmp_path: Path) -> None:
+    page = advice.write_html(tmp_path / "advice.html").read_text()
+    assert all(row.method in page for row in advice.rows)

@@ -11,7 +11,7 @@ from torch import nn
 
 import neaptide
 from neaptide.measurement import live_tensor_bytes
-from neaptide.packing import pack, packing, unpack
+from neaptide.packing import gradient_error, pack, packing, unpack
 
 
 @pytest.mark.parametrize(("bits", "times", "near"), [(8, 3.5, 1 / 255), (4, 6.0, 1 / 15)])
@@ -111,3 +111,46 @@ def test_what_is_saved_takes_less() -> None:
     plain = peak(None)
     assert peak(8) < 0.6 * plain
     assert peak(4) < peak(8)
+
+
+def test_the_error_of_a_gradient_is_measured_and_nothing_is_left_changed() -> None:
+    model = nn.Sequential(nn.Linear(64, 256), nn.BatchNorm1d(256), nn.GELU(), nn.Dropout(0.1), nn.Linear(256, 64))
+    x = torch.randn(1024, 64)
+    model(x).square().mean().backward()
+    before = copy.deepcopy(model.state_dict())
+    gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    state = torch.get_rng_state()
+    (eight, mean), (four, _) = (gradient_error(model, x, bits, lambda y: y.square().mean()) for bits in (8, 4))
+    assert mean < eight < 0.01 < four
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients, strict=True) if p.grad is not None)
+
+
+def test_a_small_gpt_trains_to_the_same_loss() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    def trained(bits: int | None, seed: int) -> float:
+        torch.manual_seed(seed)
+        config = GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=64, n_positions=128, bos_token_id=0, eos_token_id=0)
+        model = GPT2LMHeadModel(config).train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        last = []
+        for number in range(60):
+            starts = torch.randint(0, 64, (16, 1))
+            ids = (starts + torch.arange(128) * (1 + starts % 3)) % 64  # a rule that can be learnt
+            if bits is None:
+                loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+            else:
+                with packing(model, bits, number):
+                    loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            last.append(float(loss.detach()))
+        return sum(last[-10:]) / 10
+
+    plain = [trained(None, seed) for seed in (0, 1, 2)]
+    noise = max(plain) - min(plain)
+    assert plain[0] < 2.0  # it learns: chance is ln 64
+    assert abs(trained(8, 0) - plain[0]) <= max(noise, 0.05)

@@ -7,8 +7,8 @@ table, JSON; and `apply`, which turns it on.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from functools import cached_property, reduce
-from operator import add
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,13 +17,14 @@ from torch import nn
 from neaptide.applied import Applied
 from neaptide.batches import Scaling
 from neaptide.budget import Budget
+from neaptide.dryrun import Loss
 from neaptide.errors import BudgetError, InputError
-from neaptide.handle import Handle, compile
-from neaptide.methods import METHODS, PLAIN
-from neaptide.report import format_bytes
+from neaptide.handle import Handle, adapt, compile
+from neaptide.methods import method_named
+from neaptide.report import Point, format_bytes, write_html
 from neaptide.timeline import Timeline
 
-COMPILED = "neaptide.compile"
+COMPILED, ADAPTED = "neaptide.compile", "neaptide.adapt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class Row:
     note: str = ""
     code: str = ""
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
+    ours: bool = True
+    """Whether `Advice.apply` can turn it on; else there is code to paste."""
 
     @property
     def throughput(self) -> float:
@@ -67,18 +70,17 @@ class Asked:
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
     budget: Budget
+    loss: Loss | None = None
 
     def applied(self, row: Row) -> Handle:
         """A row turned on."""
         if row.method == COMPILED:
             return compile(self.model, self.budget, self.optimizer)
-        if row.method == PLAIN.name:
-            method = PLAIN
-        else:
-            names = row.method.split(" + ")
-            if not all(name in METHODS for name in names):
-                raise InputError(f"{row.method} is not ours to turn on. In your own code:\n{row.code}")
-            method = reduce(add, (METHODS[name] for name in names))
+        if row.method == ADAPTED:
+            return adapt(self.model, self.budget, self.optimizer, loss=self.loss)
+        method = method_named(row.method)
+        if method is None or not row.ours:
+            raise InputError(f"{row.method} is not ours to turn on. In your own code:\n{row.code}")
         return Handle(self.model, Applied(self.model, method, self.optimizer, self.budget, row.timeline))
 
 
@@ -151,6 +153,25 @@ class Advice:
         best = None if self.best is None else self.best.method
         told = {"budget": self.budget, "device": self.device, "best": best, "notes": list(self.notes)}
         return {**told, "rows": [{**row.to_json(), "fits": self.fits(row)} for row in self.rows]}
+
+    def write_html(self, path: str | Path) -> Path:
+        """Write a page: every method by peak and time, and the memory timeline of a step, plain and as recommended.
+
+        >>> import tempfile
+        >>> from neaptide import advise
+        >>> advise(nn.Linear(8, 8), torch.ones(2, 8)).write_html(Path(tempfile.mkdtemp()) / "advice.html").name
+        'advice.html'
+        """
+        best, front = self.best, self.front
+        points = [
+            Point(r.method, r.peak, r.seconds, r.throughput, r.lossy, self.fits(r), r in front, r is best, r.note)
+            for r in self.rows
+        ]
+        shown = [self.plain, *([best] if best is not None and best is not self.plain else [])]
+        timelines = {row.method: row.timeline for row in shown if row.timeline is not None}
+        name = "a model" if self.about is None else type(self.about.model).__name__
+        lines = {} if self.budget is None else {"budget": self.budget}
+        return write_html(path, timelines, f"What {name} would take on {self.device}", lines, points)
 
     def __str__(self) -> str:
         lines = [f"{'method':<44}{'peak':>12}{'step':>11}{'samples/s':>11}{'largest batch':>15}  fits"]

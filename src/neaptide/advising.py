@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from neaptide.advice import COMPILED, Advice, Asked, Row
+from neaptide.advice import ADAPTED, COMPILED, Advice, Asked, Row
 from neaptide.batches import Line, Peaks, Scaling, Seconds, peaks_of, with_batch
 from neaptide.budget import Budget, parse_budget
 from neaptide.catalogue import machine_named
@@ -22,9 +22,9 @@ from neaptide.dryrun import Around, Estimate, Loss, dry_run
 from neaptide.eager.blocks import find_blocks
 from neaptide.eager.micro import batch_of
 from neaptide.errors import BudgetError, CaptureError, InputError
-from neaptide.handle import Handle, device_of
+from neaptide.handle import Handle, adapt, device_of
 from neaptide.hardware import Machine, this_machine
-from neaptide.methods import METHODS, PLAIN, Method, nothing, with_gradients
+from neaptide.methods import METHODS, PLAIN, Method, accumulate, nothing, with_gradients
 from neaptide.preview import plan
 from neaptide.report.progress import progress
 from neaptide.twins import modules_of, split_inputs
@@ -38,6 +38,13 @@ MIXES = (
 """Methods that are useful together."""
 PARTS = (2, 4, 8)
 """Into how many batches one may be split whose gradients are added up."""
+LOW_BIT: dict[type[torch.optim.Optimizer], tuple[str, int]] = {
+    torch.optim.Adam: ("Adam8bit", 2),
+    torch.optim.AdamW: ("AdamW8bit", 2),
+}
+"""The low-bit optimizers of torchao that stand for PyTorch's, and how many numbers each keeps for one of a parameter."""
+LOW_BIT_LEAST, LOW_BIT_GROUP = 4096, 256
+"""Numbers that a parameter has at least for its state to be in few bits, and that share a scale."""
 
 
 def advise(
@@ -72,7 +79,7 @@ def advise(
     if measured is not None:
         scale = measured / rows[0].seconds
         rows = [_scaled(row, scale) for row in rows]
-    about = Asked(model, optimizer, limit)
+    about = Asked(model, optimizer, limit, loss)
     return Advice(tuple(rows), limit.limit, device or str(where), tuple(case.notes), lossy, limit.smallest, about)
 
 
@@ -139,18 +146,25 @@ class _Case:
     def rows(self, limit: Budget, ranks: int) -> Iterator[Row]:
         """The plain step first."""
         methods = list(self._methods()) if self.train else []
-        with progress("predicting each method", len(methods) + 3) as advance:
+        blocks: Row | None = None
+        with progress("predicting each method", len(methods) + 4) as advance:
             plain = self._row(PLAIN)
             advance()
             yield plain
             for method in methods:
                 try:
-                    yield self._row(method)
+                    row = self._row(method)
                 except (InputError, CaptureError, RuntimeError) as error:  # a method that a model cannot take costs its row
                     self.notes.append(f"{method.name}: not predicted ({_first_line(error)})")
+                else:
+                    blocks = row if method is METHODS["checkpoint blocks"] else blocks
+                    yield row
                 advance()
             if self.train:
                 yield from self._in_parts()
+                advance()
+                yield from self._adapted(limit, plain, blocks)
+                yield from self._low_bit(plain)
             advance()
             yield from self._planned(limit)
             advance()
@@ -195,25 +209,35 @@ class _Case:
         return Scaling(peaks, Seconds(len(one.timeline.steps) * self.machine.call, line))
 
     def _in_parts(self) -> Iterator[Row]:
-        """Several smaller batches whose gradients are added up."""
+        """Several smaller batches whose gradients are added up: by us where the model returns its loss, else by the user."""
         for parts in PARTS:
             if self.batch % parts or self.batch == parts:
                 continue
-            size = self.batch // parts
-            small = with_batch(self.inputs, self.batch, size)
-            first, later = self._run(small, nothing), self._run(small, with_gradients)
-            assert first.seconds is not None
-            assert later.seconds is not None
-            seconds = first.seconds + (parts - 1) * (later.seconds - self._stepping)
-            yield Row(
-                f"accumulate {parts} x {size}",
-                max(first.peak, later.peak),
-                seconds,
-                self.batch,
-                note="gradients of smaller batches are added up; statistics over a batch (BatchNorm) are of the small ones",
-                code=f"for part in batch.chunk({parts}): (loss(part) / {parts}).backward()",
-                timeline=later.timeline,
-            )
+            method = accumulate(parts, self.batch // parts)
+            try:
+                made = self._run(self.inputs, method.around)
+            except InputError as error:
+                if "loss" not in str(error):
+                    self.notes.append(f"accumulation: {_first_line(error)}")
+                    return
+                yield self._added_up(parts)
+                continue
+            assert made.seconds is not None
+            about = (None, False, method.note, method.code, made.timeline)
+            yield Row(method.name, made.peak, made.seconds, self.batch, *about)
+
+    def _added_up(self, parts: int) -> Row:
+        """The user's own loop over smaller batches."""
+        size = self.batch // parts
+        small = with_batch(self.inputs, self.batch, size)
+        first, later = self._run(small, nothing), self._run(small, with_gradients)
+        assert first.seconds is not None
+        assert later.seconds is not None
+        seconds = first.seconds + (parts - 1) * (later.seconds - self._stepping)
+        note = "gradients of smaller batches are added up in your own loop, since the model does not return its loss"
+        code = f"for part in batch.chunk({parts}): (loss(model(part)) / {parts}).backward()"
+        about = (None, False, note, code, later.timeline, False)
+        return Row(f"accumulate {parts} x {size}", max(first.peak, later.peak), seconds, self.batch, *about)
 
     @cached_property
     def _stepping(self) -> float:
@@ -241,6 +265,46 @@ class _Case:
         about = (None, False, note, code, made.timeline)
         yield Row(COMPILED, made.peak, made.seconds + self._stepping, self.batch, *about)
 
+    def _adapted(self, limit: Budget, plain: Row, blocks: Row | None) -> Iterator[Row]:
+        """What `adapt` does at this size: its own plan, timed by what checkpointing every block takes."""
+        if blocks is None or (limit.limit is None and not limit.smallest):
+            return
+        try:
+            handle = adapt(self.model, limit, self.optimizer, loss=self.loss)
+        except InputError as error:
+            self.notes.append(f"adapt: {_first_line(error)}")
+            return
+        try:
+            made = handle._session.preview(self.inputs)
+        except (BudgetError, CaptureError, RuntimeError) as error:
+            self.notes.append(f"adapt: {_first_line(error)}")
+            return
+        finally:
+            handle.release()
+        if made is None:
+            self.notes.append("adapt: would look at real steps first")
+            return
+        planned, again = made
+        seconds = plain.seconds + again * (blocks.seconds - plain.seconds)
+        note = "each batch with as much checkpointing as its size needs; this is for the size asked about"
+        code = f"handle = neaptide.adapt(model, budget={limit.limit!r}, optimizer=optimizer)"
+        yield Row(ADAPTED, planned.peak, seconds, self.batch, None, False, note, code, planned.timeline)
+
+    def _low_bit(self, plain: Row) -> Iterator[Row]:
+        """The optimizer's state in 8 bits, by another library's optimizer: predicted by its rule."""
+        assert plain.timeline is not None
+        if self.optimizer is None or type(self.optimizer) not in LOW_BIT:
+            return
+        name, states = LOW_BIT[type(self.optimizer)]
+        trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+        fewer = [p.numel() for p in trained if p.numel() >= LOW_BIT_LEAST and p.numel() % LOW_BIT_GROUP == 0]
+        saved = int(sum(states * n * (4 - 1 - 4 / LOW_BIT_GROUP) for n in fewer))
+        if not saved:
+            return
+        note = "predicted by its rule, not by a dry run: state of large parameters in 8 bits; time as in plain PyTorch"
+        code = f"optimizer = torchao.optim.{name}(model.parameters(), ...)"
+        yield Row(f"{name} (torchao)", plain.peak - saved, plain.seconds, self.batch, None, True, note, code, ours=False)
+
     def _sharded(self, plain: Row, ranks: int) -> Row:
         """FSDP: parameters, gradients and optimizer state are shared out; one block of parameters is whole at a time."""
         assert plain.timeline is not None
@@ -250,7 +314,8 @@ class _Case:
         saved = shared * (ranks - 1) // ranks
         note = f"predicted by its rule, not by a dry run: {ranks} ranks, each with its own batch; links are not in the time"
         code = "for block in blocks: torch.distributed.fsdp.fully_shard(block)\ntorch.distributed.fsdp.fully_shard(model)"
-        return Row(f"FSDP over {ranks}", plain.peak - saved + gathered, plain.seconds, self.batch, None, False, note, code)
+        peak = plain.peak - saved + gathered
+        return Row(f"FSDP over {ranks}", peak, plain.seconds, self.batch, None, False, note, code, ours=False)
 
 
 def _blocks(model: nn.Module) -> Sequence[nn.Module]:

@@ -30,7 +30,7 @@ from neaptide._torch import (
 )
 from neaptide.declare import declare, refuse_to_run
 from neaptide.graph import Input
-from neaptide.rewrite import fuse_linear, fuse_matmul
+from neaptide.rewrite import fuse_linear, fuse_matmul, part_dropouts
 from neaptide.search.recompute import starting_points
 from neaptide.simplify import simplify
 from neaptide.trace import build_graph
@@ -81,6 +81,7 @@ class _Piece:
     def partition(
         self, joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **settings: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        part_dropouts(joint)
         tangents = [n.name for n in joint.graph.nodes if n.op == "placeholder" and is_tangent(n)]
         named = self.named(joint)
         graph = build_graph(joint, named, num_fwd_outputs, tangents, self.session.next_name())

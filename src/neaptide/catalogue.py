@@ -76,6 +76,7 @@ def machine_named(name: str) -> Machine:
         convolution=flop,
         function=0.0,
         softmax=0.0,
+        random=0.0,
         byte=byte,
         stream=byte,
         fetch=byte,

@@ -103,6 +103,7 @@ def advise(
     lossy: Annotated[bool, typer.Option(help="Recommend methods that change results, too.")] = False,
     ranks: Annotated[int, typer.Option(help="Over how many processes a model may be shared out.")] = 1,
     max_batch: Annotated[bool, typer.Option(help="Print the largest batch for each method.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write peaks, times and timelines as one self-contained page.")] = None,
     json: Json = False,
     train: Train = True,
 ) -> None:
@@ -132,6 +133,9 @@ def advise(
                 sys.stdout.write(f"{row.method:<44}{'?' if largest is None else largest}\n")
         else:
             sys.stdout.write(f"{made}\n")
+        if html is not None:
+            path = made.write_html(html).resolve()
+            console.print(f"neaptide: the picture is in {path}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _as_json(data: dict[str, Any]) -> str:

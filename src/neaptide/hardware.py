@@ -52,6 +52,8 @@ class Machine:
     convolution: float
     function: float
     softmax: float
+    random: float
+    """Drawing a number."""
     byte: float
     """Reading or writing what is in the cache."""
     stream: float
@@ -99,6 +101,7 @@ def figures(seconds: Mapping[str, float]) -> Machine:
         convolution=seconds["convolution"] / (2 * 64 * 64 * 9 * 32 * 32),
         function=max(seconds["gelu"] / (1 << 18) - 8 * byte, 0.0),
         softmax=max(seconds["softmax"] / (256 * 1024) - 8 * byte, 0.0),
+        random=max(seconds["random"] / (1 << 18) - 4 * byte, 0.0),
         byte=byte,
         stream=stream,
         fetch=max(few / (4 * 1024 * 4096), stream),
@@ -122,7 +125,7 @@ def time_probes(device: str) -> tuple[dict[str, float], float]:
     few, wide, out = ones(16, 1024), cycle([ones(1024, 4096) for _ in range(4)]), ones(16, 4096)
     heads, keys, pairs = ones(8, 256, 64), ones(8, 64, 1024), ones(8, 256, 1024)
     cube = ones(128, 128, 128)
-    functional = torch.nn.functional
+    functional, own = torch.nn.functional, torch.Generator(device).manual_seed(0)
     probes: dict[str, Callable[[], Any]] = {
         "tiny": lambda: torch.add(tiny, tiny),
         "view": lambda: tiny.view(2, 4),
@@ -135,6 +138,7 @@ def time_probes(device: str) -> tuple[dict[str, float], float]:
         "convolution": lambda: torch.conv2d(image, kernel, padding=1),
         "gelu": lambda: torch.ops.aten.gelu.out(row, out=rows),
         "softmax": lambda: torch.softmax(scores, -1, out=chances),
+        "random": lambda: rows.bernoulli_(0.9, generator=own),
         "scattered": lambda: cube[:, :, 0].clone(),
         "touch": lambda: torch.empty(LARGE, dtype=torch.uint8, device=device).fill_(1),
     }

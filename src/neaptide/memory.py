@@ -173,6 +173,12 @@ def sizes_at(graph: Graph, dims: Sequence[int]) -> list[int]:
     return [allocated(n, graph.device) for n in graph.sizes.evaluate(dims)]
 
 
+def levels_of(begins: np.ndarray, stops: np.ndarray, amounts: np.ndarray, length: int) -> np.ndarray:
+    """Bytes alive at each step, of what is born at some steps and gone before others."""
+    change = np.bincount(begins, amounts, length + 1) - np.bincount(stops, amounts, length + 1)
+    return change.cumsum()[:length].astype(np.int64)
+
+
 def lent_at(graph: Graph, dims: Sequence[int], kinds: Collection[Kind]) -> int:
     """Bytes of what is lent to `graph`, of such kinds, at `dims`."""
     lent = {graph.values[v].storage for v in (*graph.inputs, *graph.constants)} - {None}

@@ -6,9 +6,11 @@ of it. `advise` predicts each by a dry run inside its context, and `Advice.apply
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from torch import nn
 
 from neaptide.dryrun import Around
 from neaptide.eager.blocks import Call, Switch, Unit, find_blocks
+from neaptide.eager.micro import batch_of, check_splits, run_in_parts
 from neaptide.eager.strengths import FULL, SELECTIVE, Way, is_inside_another, run, sent_away
 from neaptide.errors import InputError
 from neaptide.packing import packing
@@ -106,13 +109,61 @@ def _away(unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _packed(bits: int) -> Around:
+    seeds = count()  # each call rounds by other chances
+
     def wrap(unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not torch.is_grad_enabled():
             return unit.plain(*args, **kwargs)
-        with packing(unit.module, bits):
+        with packing(unit.module, bits, next(seeds)):
             return unit.plain(*args, **kwargs)
 
     return called(wrap)
+
+
+def accumulate(parts: int, size: int) -> Method:
+    """Calls in so many smaller batches, whose gradients are added up; for models that return their loss.
+
+    >>> accumulate(4, 2).name
+    'accumulate 4 x 2'
+    """
+
+    def wrap(unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        batch = batch_of((args, kwargs))
+        if not torch.is_grad_enabled() or batch < parts:
+            return unit.plain(*args, **kwargs)
+        return run_in_parts(unit.module, unit.plain, -(-batch // parts), (args, kwargs), False)
+
+    @contextmanager
+    def around(modules: Modules, optimizer: Optimizer | None) -> Iterator[None]:
+        for module in modules:
+            check_splits(module)
+        with called(wrap)(modules, optimizer):
+            yield
+
+    return Method(
+        f"accumulate {parts} x {size}",
+        around,
+        note="gradients of smaller batches are added up; other results than the loss carry no gradient",
+        code=f"for part in batch.chunk({parts}): (model(part).loss / {parts}).backward()",
+    )
+
+
+def method_named(name: str) -> Method | None:
+    """A method, or several with " + " between them, by name; None where one is not known.
+
+    >>> method_named("accumulate 2 x 8 + autocast bf16").lossy, method_named("magic")
+    (True, None)
+    """
+    if name == PLAIN.name:
+        return PLAIN
+    found: Method | None = None
+    for each in name.split(" + "):
+        numbers = re.fullmatch(r"accumulate (\d+) x (\d+)", each)
+        one = accumulate(int(numbers[1]), int(numbers[2])) if numbers else METHODS.get(each)
+        if one is None:
+            return None
+        found = one if found is None else found + one
+    return found
 
 
 @contextmanager
@@ -193,14 +244,14 @@ METHODS: dict[str, Method] = {
             "int8 activations",
             _packed(8),
             lossy=True,
-            note="what is saved is rounded to 8 bits: look at the error of your gradients first",
+            note="what is saved is rounded to 8 bits: neaptide.packing.gradient_error measures what that does to a gradient",
             code="with neaptide.packing.packing(model, bits=8): loss = model(...)",
         ),
         Method(
             "int4 activations",
             _packed(4),
             lossy=True,
-            note="what is saved is rounded to 4 bits: look at the error of your gradients first",
+            note="what is saved is rounded to 4 bits: neaptide.packing.gradient_error measures what that does to a gradient",
             code="with neaptide.packing.packing(model, bits=4): loss = model(...)",
         ),
         Method(

@@ -125,6 +125,8 @@ def _work(target: Any, args: Sequence[Spec], results: Sequence[Spec], machine: M
         q, k = args[1:3] if back else args[:2]
         pairs = _count(q) // q.shape[-1] * k.shape[-2]
         return (10.0 if back else 4.0) * pairs * q.shape[-1] * machine.attention
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return elements * machine.random
     if "softmax" in name:
         return elements * machine.softmax
     if name in FUNCTIONS:

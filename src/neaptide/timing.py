@@ -7,11 +7,15 @@ is shared out among the parts. It is good for comparing plans, not for promising
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from neaptide.axes import Axis, Flow
 from neaptide.graph import Graph
 from neaptide.hardware import Machine, this_machine
+from neaptide.memory import levels_of, sizes_at, spans
 from neaptide.pricing import KEPT_PAGES, LOOKED_UP, NOTHING, Cost, in_parts, is_causal, price, whole
 from neaptide.program import Fetch, Loop, Program, Rerun, Run
 from neaptide.shapes import Concrete, rows_of, shapes_of
@@ -23,6 +27,8 @@ def seconds(program: Program, dims: Sequence[int], machine: Machine | None = Non
     machine = machine or this_machine(program.graph.device)
     shapes = shapes_of(program.graph).at(dims)
     total = 0.0
+    if program.graph.trains:
+        total, machine = _touched(program, dims) * machine.touch, replace(machine, touch=0.0)
     for step in program.steps:
         if isinstance(step, (Run, Rerun)):
             total += whole(cost(shapes, step.op, machine), machine, fresh=step.onto is None)
@@ -32,6 +38,27 @@ def seconds(program: Program, dims: Sequence[int], machine: Machine | None = Non
             spec = shapes.spec(step.value)
             total += spec.nbytes * machine.away if spec is not None else 0.0
     return total
+
+
+def _touched(program: Program, dims: Sequence[int]) -> int:
+    """Bytes of fresh pages in a step of training."""
+    labels, found = spans(program)
+    sizes = sizes_at(program.graph, dims)
+    own = [(span.born, span.dies, sizes[span.size]) for span in found if not span.lent and span.loop is None]
+    begins, stops, amounts = np.array(own, dtype=np.int64).reshape(-1, 3).T
+    return fresh_pages(begins, stops, amounts, len(labels) + 1)
+
+
+def fresh_pages(begins: np.ndarray, stops: np.ndarray, amounts: np.ndarray, length: int) -> int:
+    """Bytes of fresh pages that a step takes in the course of training, from when blocks are made and gone, and their sizes.
+
+    Over some steps the C library keeps as much as small blocks ever took together, and puts larger ones there where they fit.
+    """
+    large = amounts > KEPT_PAGES
+    if not large.any():
+        return 0
+    kept = levels_of(begins, stops, np.where(large, 0, amounts), length).max(initial=0)
+    return int(amounts[large & (amounts > kept)].sum())
 
 
 def looped(shapes: Concrete, loop: Loop, machine: Machine) -> float:

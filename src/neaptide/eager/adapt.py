@@ -36,6 +36,7 @@ from neaptide.eager.strengths import FULL, KEEP
 from neaptide.errors import BudgetError
 from neaptide.plans import Plan
 from neaptide.runtime.observe import Watch, watch
+from neaptide.twins import split_inputs
 
 log = logging.getLogger(__name__)
 TIGHTER = 0.9
@@ -102,6 +103,19 @@ class Adapter:
     def plan(self) -> Plan:
         """How the latest call ran, and what a step of it takes."""
         return make_plan(self.budget, self.planner.ledger.resident(), self._last, self.stats)
+
+    def preview(self, inputs: Any) -> tuple[Plan, float] | None:
+        """The plan of a call that is not made, and what it makes again of all that blocks can (in time); None where the step
+        would have to be looked at for real first."""
+        args, kwargs = split_inputs(inputs)
+        self.planner.together, self.planner.holds = 1, True
+        _, base, found, _ = self.planner.plan(args, kwargs, 0, 0)
+        if found is None:
+            return None
+        choice, figures = found
+        most = sum(self.planner.rates.whole(call) for call in figures.calls if call.is_block)
+        resident = self.planner.ledger.resident()
+        return make_plan(self.budget, resident, (choice, figures, base), self.stats), choice.seconds / most if most else 0.0
 
     def replan(self, budget: Budget) -> None:
         """Go on with another budget."""

@@ -35,6 +35,10 @@ class Rates:
     only_whole: bool = False
     """Whether blocks are kept or made again as a whole, and nothing else."""
 
+    def whole(self, call: CallFigures) -> float:
+        """Seconds to make a call of a block again."""
+        return self.blocks.get(call.alike, PER_BYTE) * call.saved
+
     def seen(self, alike: int, part: str, seconds: float, nbytes: int) -> None:
         """A forward took so long. The fastest is the truest, but what changes is followed."""
         if nbytes <= 0:
@@ -112,7 +116,7 @@ class Weighed:
 def _ways(call: CallFigures, rates: Rates) -> Sequence[tuple[Take, Way]]:
     if not call.is_block or not (call.saved or call.again):
         return [(Take(call.entry + call.forward, call.back, call.kept), KEEP)]
-    whole = rates.blocks.get(call.alike, PER_BYTE) * call.saved
+    whole = rates.whole(call)
     plain, forward = call.entry + call.plain, call.entry + call.forward
     back = max(call.back, call.again)
     found = [

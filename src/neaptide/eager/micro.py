@@ -6,13 +6,14 @@ before the next begins; its gradients, scaled as the loss's reduction asks, wait
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from neaptide._torch import FakeTensor
 from neaptide.dryrun import loss_of
 from neaptide.eager.choose import Weighed
 from neaptide.eager.figures import figures_of
@@ -59,32 +60,45 @@ def largest_batch(adapter: Adapter, room: int, args: tuple[Any, ...], kwargs: di
 
 
 def run_split(adapter: Adapter, room: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a call in smaller batches; its result has the loss of the whole, and all other results joined, detached."""
-    mixing = next((name for name, m in adapter.model.named_modules() if isinstance(m, MIXING)), None)
-    if mixing is not None:
-        raise InputError(f"a batch cannot be split: {mixing} normalises over its samples")
-    batch = batch_of((args, kwargs))
-    own = [p for p in adapter.model.parameters() if p.requires_grad]
-    taken = 2 * sum(p.nbytes for p in own)
+    """Run a call of an adapted model in smaller batches that fit."""
+    check_splits(adapter.model)
+    taken = 2 * sum(p.nbytes for p in adapter.model.parameters() if p.requires_grad)
     size = largest_batch(adapter, room - taken, args, kwargs)
     if size is None:
         raise BudgetError("not even one sample fits the budget", need=0, limit=adapter.budget.limit or 0, smallest=0)
     adapter.stats.splits += 1
-    sums: list[torch.Tensor | None] = [None] * len(own)
-    outputs, losses, weights = [], [], _weights(adapter, (args, kwargs), size, batch)
     split, adapter.split, adapter.planner.extra = adapter.split, False, taken
     try:
-        for start, weight in zip(range(0, batch, size), weights, strict=True):
-            some = rows((args, kwargs), start, start + size, batch)
-            output = adapter.model(*some[0], **some[1])
-            loss = _own_loss(output) * weight
-            made = torch.autograd.grad(loss, own, allow_unused=True)
-            sums = [g if s is None else (s if g is None else s.add_(g)) for s, g in zip(sums, made, strict=True)]
-            losses.append(loss.detach())
-            outputs.append(pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, output))
-            del output, loss, made
+        return run_in_parts(adapter.model, adapter.model, size, (args, kwargs), split == "sum")
     finally:
         adapter.split, adapter.planner.extra = split, 0
+
+
+def check_splits(model: nn.Module) -> None:
+    """Refuse a model that mixes the samples of a batch."""
+    mixing = next((name for name, m in model.named_modules() if isinstance(m, MIXING)), None)
+    if mixing is not None:
+        raise InputError(f"a batch cannot be split: {mixing} normalises over its samples")
+
+
+def run_in_parts(
+    model: nn.Module, call: Callable[..., Any], size: int, inputs: tuple[tuple[Any, ...], dict[str, Any]], is_sum: bool
+) -> Any:
+    """Run a call in batches of `size`; its result has the loss of the whole, and all other results joined, detached."""
+    batch = batch_of(inputs)
+    own = [p for p in model.parameters() if p.requires_grad]
+    sums: list[torch.Tensor | None] = [None] * len(own)
+    outputs, losses = [], []
+    weights = [1.0] * -(-batch // size) if is_sum else _weights(model, inputs, size, batch)
+    for start, weight in zip(range(0, batch, size), weights, strict=True):
+        args, kwargs = rows(inputs, start, start + size, batch)
+        output = call(*args, **kwargs)
+        loss = _own_loss(output) * weight
+        made = torch.autograd.grad(loss, own, allow_unused=True)
+        sums = [g if s is None else (s if g is None else s.add_(g)) for s, g in zip(sums, made, strict=True)]
+        losses.append(loss.detach())
+        outputs.append(pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, output))
+        del output, loss, made
     whole = _Whole.apply(torch.stack(losses).sum(), sums, *own)
     return _joined(outputs, whole)
 
@@ -99,14 +113,13 @@ def _own_loss(output: Any) -> torch.Tensor:
     return loss_of(found if found.dim() == 0 else output)
 
 
-def _weights(adapter: Adapter, inputs: Any, size: int, batch: int) -> Sequence[float]:
-    """What each small batch's loss counts in the whole: all of it for a sum, its share of samples or of labels for a mean."""
+def _weights(model: nn.Module, inputs: Any, size: int, batch: int) -> Sequence[float]:
+    """What each small batch's mean counts in the whole: its share of labels, or of samples where there are none to count."""
     starts = range(0, batch, size)
-    if adapter.split == "sum":
-        return [1.0] * len(starts)
     labels = inputs[1].get("labels")
-    if isinstance(labels, torch.Tensor) and labels.dtype is torch.int64 and labels.dim():
-        shifted = "CausalLM" in type(adapter.model).__name__ or "LMHead" in type(adapter.model).__name__
+    is_real = isinstance(labels, torch.Tensor) and not isinstance(labels, FakeTensor)
+    if is_real and labels.dtype is torch.int64 and labels.dim():
+        shifted = "CausalLM" in type(model).__name__ or "LMHead" in type(model).__name__
         counted = (labels[..., 1:] if shifted and labels.dim() > 1 else labels) != IGNORED
         total = max(int(counted.sum()), 1)
         return [int(counted[start : start + size].sum()) / total for start in starts]

@@ -1,8 +1,9 @@
 """Timelines as one self-contained page: stacked areas by kind, the peak marked, who holds each step on hover.
 
-In: named timelines (before and after, say) and lines to draw across them (a budget, a measured peak). Out: HTML that
-loads nothing from anywhere. The page is `page.html` beside this file; only data is put into it, so that its script can
-be read by itself. The `KEPT` largest lives are sent one by one; the rest are sums by kind, which bounds the page.
+In: named timelines (before and after, say), lines to draw across them (a budget, a measured peak), and ways to run a step, to
+be drawn by peak and time. Out: HTML that loads nothing from anywhere. The page is `page.html` beside this file; only data is
+put into it, so that its script can be read by itself. The `KEPT` largest lives are sent one by one; the rest are sums by kind,
+which bounds the page.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -36,10 +38,28 @@ STACK: tuple[Kind, ...] = (
 """From the bottom of the picture upwards: what stays first, so that what comes and goes is on top."""
 
 
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A way to run a step, in the picture of peaks and times; `front` says that none beats it in both."""
+
+    method: str
+    peak: int
+    seconds: float
+    throughput: float
+    lossy: bool
+    fits: bool
+    front: bool
+    best: bool
+    note: str
+
+
 def render_html(
-    timelines: Timeline | Mapping[str, Timeline], title: str = "Neaptide", lines: Mapping[str, int] | None = None
+    timelines: Timeline | Mapping[str, Timeline],
+    title: str = "Neaptide",
+    lines: Mapping[str, int] | None = None,
+    points: Sequence[Point] = (),
 ) -> str:
-    """The page as text. `lines` are horizontal lines by name, in bytes.
+    """The page as text. `lines` are horizontal lines by name, in bytes; `points` are drawn above, by peak and time.
 
     >>> from neaptide.timeline import Life
     >>> before = Timeline(("mm", "add"), (Life("x", "input", 10, 0, 2), Life("y", "temporary", 90, 1, 2)))
@@ -53,6 +73,7 @@ def render_html(
     data = {
         "kinds": [[kind, LABELS[kind]] for kind in STACK],
         "lines": sorted((lines or {}).items(), key=lambda line: line[1]),
+        "points": [asdict(point) for point in points],
         "charts": [_pack(name, line) for name, line in named.items()],
     }
     summary = "; ".join(f"{name + ': ' if name else ''}peak {format_bytes(line.peak)}" for name, line in named.items())
@@ -67,6 +88,7 @@ def write_html(
     timelines: Timeline | Mapping[str, Timeline],
     title: str = "Neaptide",
     lines: Mapping[str, int] | None = None,
+    points: Sequence[Point] = (),
 ) -> Path:
     """Write the page to a file and return its path.
 
@@ -75,7 +97,7 @@ def write_html(
     'run.html'
     """
     path = Path(path)
-    path.write_text(render_html(timelines, title, lines), encoding="utf-8")
+    path.write_text(render_html(timelines, title, lines, points), encoding="utf-8")
     return path
 
 

@@ -126,10 +126,10 @@ class Recomputing:
             self._choices[choice] = Crossing(self._version, keep, self._judge.values(choice.away))
 
     def _of_kin(self, dims: Dims) -> list[Choice]:
-        """What was chosen for the other version, by the storages of this one."""
+        """What was chosen for the other version, by the storages of this one; without what its loops make for themselves."""
         if self._kin is None:
             return []
-        storages = set(self._cutter.storages)
+        storages = frozenset(self._cutter.storages) - self._judge.unkept
 
         def own(crossing: Crossing, values: frozenset[int]) -> frozenset[int]:
             return self._judge.storages(self._version.own(crossing.version.theirs(values))) & storages

@@ -101,6 +101,12 @@ def _dropout(x: Spec, *rest: Any, threads: int, **named: Any) -> Any:
     return x.nbytes
 
 
+@of(aten.bernoulli.p)
+def _bernoulli(x: Spec, *rest: Any, threads: int, **named: Any) -> Any:
+    """Numbers are drawn as 32-bit integers."""
+    return 4 * _elements(x)
+
+
 @of(aten.masked_select.default)
 def _masked_select(x: Spec, mask: Spec, *, threads: int) -> Any:
     """The mask as integers and their running sum."""

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from neaptide.away import SMALL
 from neaptide.hardware import Machine
-from neaptide.memory import inner_peak, sizes_at
+from neaptide.memory import inner_peak, levels_of, sizes_at
 from neaptide.pricing import whole
 from neaptide.search.chain import Take
 from neaptide.search.recompute.judge import LOOP, Judge
 from neaptide.search.recompute.replay import Choice, Replay
 from neaptide.shapes import Concrete, shapes_of
-from neaptide.timing import cost, looped
+from neaptide.timing import cost, fresh_pages, looped
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +62,7 @@ class Scene:
         self.sizes = np.array([*sizes, *(inside[first] for first in reversed(judge.like))], dtype=np.int64)
         self.bytes = [sizes[size] for size in graph.held]
         shapes = self._shapes = shapes_of(graph).at(dims)
+        self._touch, machine = machine.touch, replace(machine, touch=0.0)  # what is touched depends on what else is there
         self.seconds = self._prices(shapes, machine, (step.op for step in judge.forward if step.op != LOOP))
         self._by_op = np.zeros(len(graph.ops))
         self._by_op[list(self.seconds)] = list(self.seconds.values())
@@ -108,12 +109,12 @@ class Scene:
             replay = self.judge.replay(choice)
             begins, stops, sizes = replay.spans.T
             amounts = self.sizes[sizes]
-            change = np.bincount(begins, amounts, replay.length + 1) - np.bincount(stops, amounts, replay.length + 1)
-            levels = change.cumsum()[: replay.length].astype(np.int64)
+            levels = levels_of(begins, stops, amounts, replay.length)
             turn = len(self.judge.forward)
             kept = int(amounts[(begins < turn) & (stops > turn)].sum())
             again = float(self._by_op[replay.rerun].sum())
             moved = sum(self.bytes[s] for s in replay.fetched) * self.away
+            moved += fresh_pages(begins, stops, amounts, replay.length) * self._touch
             self._known[choice] = Played(replay, levels, self.longer + again + moved, kept, turn)
         return self._known[choice]
 
