@@ -35,7 +35,8 @@ def _part(node: fx.Node, source: fx.Node, chance: float) -> None:
         bare = call(node, aten.empty_like.default, source, dtype=torch.bool, memory_format=torch.contiguous_format)
         mask = call(node, aten.bernoulli.p, bare, 1 - chance)
         masked = call(node, aten.mul.Tensor, source, mask)
-        through = call(node, aten.mul.Tensor, masked, 1 / (1 - chance))
+        scale = float(torch.tensor(1 / (1 - chance), dtype=source.meta["val"].dtype))  # as the kernel rounds it
+        through = call(node, aten.mul.Tensor, masked, scale)
     made = {0: through, 1: mask}
     if any(spec(made[i]) != spec(old) for i, old in results.items()):
         for new in (through, masked, mask, bare):

@@ -104,23 +104,32 @@ def _mask_again(kept: fx.Node, backward: Collection[str]) -> list[fx.Node]:
 def _work_on_rows(node: fx.Node) -> list[fx.Node]:
     """What is done element by element to rows in another shape: done to the rows, its result in that shape; the new calls."""
     target = node.target
-    if not isinstance(target, OpOverload) or torch.Tag.pointwise not in target.tags or target._schema.is_mutable:
+    if not isinstance(target, OpOverload) or target._schema.is_mutable or not _is_pointwise(target):
         return []
     rows: dict[fx.Node, fx.Node] = {}
+    masks: list[fx.Node] = []
     for source in filter(is_tensor, node.all_input_nodes):
         inner: Any = source.args[0] if source.target in VIEWS else None
         if is_tensor(inner) and same_sizes(shape(source), shape(node)) and _are_rows_of(inner, node):
             rows[source] = inner
+        elif source.target is aten.bernoulli.p and same_sizes(shape(source), shape(node)) and isinstance(shape(node)[-1], int):
+            masks.append(source)
         elif len(shape(source)) > 1:
             return []
     if not rows:
         return []
-    args, kwargs = map_arg((node.args, node.kwargs), lambda n: rows.get(n, n))
+    like = next(iter(rows))
     with node.graph.inserting_before(node):
+        rows.update((mask, call(node, aten.view.default, mask, [-1, shape(node)[-1]])) for mask in masks)
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: rows.get(n, n))
         made = call(node, target, *args, **kwargs)
-        shaped = call(node, aten.view.default, made, next(iter(rows)).args[1])
+        shaped = call(node, aten.view.default, made, like.args[1])
     replace(node, shaped)
     return [made, shaped]
+
+
+def _is_pointwise(target: OpOverload) -> bool:
+    return torch.Tag.pointwise in target.tags or target is aten.native_dropout_backward.default
 
 
 def _are_rows_of(rows: fx.Node, node: fx.Node) -> bool:
