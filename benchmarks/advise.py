@@ -253,7 +253,8 @@ def _told(what: str, pairs: Sequence[tuple[float, float]], large: Sequence[tuple
     left = sum((p - m) ** 2 for p, m in pairs) / sum((m - mean) ** 2 for _, m in pairs)
     off = [abs(p / m - 1) for p, m in pairs]
     over = f", largest over 200 MB {max(abs(p / m - 1) for p, m in large):.2%}" if large else ""
-    return f"{what}: R2 {1 - left:.4f}, median error {statistics.median(off):.2%}, largest {max(off):.2%}{over} ({len(pairs)} cases)"
+    errors = f"median error {statistics.median(off):.2%}, largest {max(off):.2%}{over}"
+    return f"{what}: R2 {1 - left:.4f}, {errors} ({len(pairs)} cases)"
 
 
 CASES: dict[str, Callable[..., Row]] = {"peaks": peaks, "times": times}
@@ -272,9 +273,8 @@ def main() -> None:
         what, *args = json.loads(options.case)
         print(json.dumps(CASES[what](*args)))
         return
-    print(
-        f"{'model':<8}{'batch':>5}  {'method':<24}{'predicted':>10}{'peak MB':>10}{'off':>8}{'predicted':>11}{'step ms':>11}{'off':>8}"
-    )
+    figures = f"{'predicted':>10}{'peak MB':>10}{'off':>8}{'predicted':>11}{'step ms':>11}{'off':>8}"
+    print(f"{'model':<8}{'batch':>5}  {'method':<24}{figures}")
     found: list[Row] = []
     for name in options.only.split(","):
         for row in rows_of(name, [int(b) for b in options.batches.split(",")], options.methods.split(","), options.runs):
