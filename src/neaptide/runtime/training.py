@@ -61,6 +61,8 @@ class Training(Unit):
         """Whether parameters get no other gradients than those; None until a backward has shown it."""
         self._ladders: dict[frozenset[int], tuple[Rung, ...]] = {}
         self._stocked = False
+        self._begun = False
+        """Whether a size has got its program since the last budget; those after it do not wait for theirs."""
         self._tight: dict[tuple[Crossing, frozenset[int]], Rung] = {}
         self._searches: dict[tuple[Version, frozenset[int], frozenset[int], frozenset[int]], Recomputing] = {}
         self._origins: dict[int, tuple[Crossing, frozenset[int]]] = {}
@@ -89,6 +91,10 @@ class Training(Unit):
         adds = self._alone and self.session.ledger.accumulates and not are_averaged()
         self._added = self._addable if adds else frozenset()
         self.rungs = self._ladders.get(self._added) or self._ladder()
+
+    def forget(self) -> None:
+        super().forget()
+        self._begun = False
 
     def _set(self, programs: Sequence[Program]) -> None:
         """Go on with these programs, one for each of the starting points."""
@@ -127,10 +133,12 @@ class Training(Unit):
         is_large = len(self.graph.ops) >= LARGE
         if is_large and self.session.informed and not self._stocked:
             self._make_ahead(found, dims)
+        hurries = is_large and room is not None and self._begun
+        self._begun = self.session.informed
         ways = Ways(found, room)
         tried = []
         for crossing in ways:
-            rung = self._instead(crossing, found, dims, room) if is_large and room is not None else None
+            rung = self._instead(crossing, found, dims, room) if hurries and room is not None else None
             rung = rung or self._letting(crossing)
             if rung is None:
                 ways.refuse(crossing)
