@@ -189,11 +189,11 @@ class _Case:
         """A method at the batch size that was asked for, and at twice it for the closed form."""
         one = self._plain if method is PLAIN else self._run(self.inputs, method.around)
         assert one.seconds is not None
-        scaling = self._scaling(one, method.around)
+        scaling = self._scaling(method.name, one, method.around)
         about = (scaling, method.lossy, method.note, method.code, one.timeline)
         return Row(method.name, one.peak, one.seconds, self.batch, *about)
 
-    def _scaling(self, one: Estimate, around: Around) -> Scaling | None:
+    def _scaling(self, name: str, one: Estimate, around: Around) -> Scaling | None:
         if self.batch < 1:
             return None
         twice = self._run(with_batch(self.inputs, self.batch, 2 * self.batch), around)
@@ -201,7 +201,7 @@ class _Case:
         assert one.seconds is not None
         assert twice.seconds is not None
         if peaks is None:
-            self.notes.append("steps differ with the batch size: the largest batch is by a line through two peaks")
+            self.notes.append(f"{name}: steps differ with the batch size; its largest batch is by a line through two peaks")
             each = max(0.0, (twice.peak - one.peak) / self.batch)
             peaks = Peaks((Line(one.peak - each * self.batch, each),))
         each = max(0.0, (twice.seconds - one.seconds) / self.batch)
