@@ -72,7 +72,9 @@ console.print(f"The picture is in {Path(page).resolve()}", markup=False)
 del got, expected
 first = neaptide.measure(lambda: None).peak  # the model that has read is still there
 torch.manual_seed(0)
-learner = GPT2LMHeadModel(GPT2Config(n_layer=6, n_embd=512, n_head=8, vocab_size=8000, use_cache=False)).train()
+learner = GPT2LMHeadModel(
+    GPT2Config(n_layer=6, n_embd=512, n_head=8, vocab_size=8000, bos_token_id=0, eos_token_id=0, use_cache=False)
+).train()
 optimizer = torch.optim.AdamW(learner.parameters())
 batch = torch.randint(8000, (8, 512))
 inputs = {"input_ids": batch, "labels": batch}
