@@ -254,7 +254,8 @@ class Session:
             return []
         rest = [] if place is None else [later for later in self._sequence[place + 1 :] if later.unit.graph.trains]
         became = {} if place is None else dict(zip(self._sequence[place].dims, call.dims, strict=True))
-        seen = {memory for earlier in (*self.calls, call) for memory in (*earlier.handed, *earlier.given)}
+        known = () if place is None else self._sequence[: place + 1]  # what those handed out then is in what they leave behind
+        seen = {memory for earlier in (*known, *self.calls, call) for memory in (*earlier.handed, *earlier.given)}
         links = [Link(call.unit.takes(call.dims), 0, self._made_by(rest))]
         for position, later in enumerate(rest, 1):
             dims = tuple(became.get(d, d) for d in later.dims)
