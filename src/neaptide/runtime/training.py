@@ -16,13 +16,13 @@ import torch
 
 from neaptide._torch import autograd_context, current_autograd_node, current_backward
 from neaptide.apply import recompute, usually_absent, write_in_place
-from neaptide.away import Store
 from neaptide.emit import Emitted, Slots, emit_backward, emit_forward
 from neaptide.graph import Graph, Input, spec_of
 from neaptide.memory import Envelope, envelope
 from neaptide.program import Program
 from neaptide.report.progress import progress
 from neaptide.runtime import recover
+from neaptide.runtime.across import STORE, new_store, only_recomputed, superset
 from neaptide.runtime.ledger import Saved
 from neaptide.runtime.recomputing import Recomputing, Ways, Weighed
 from neaptide.runtime.room import Room
@@ -70,8 +70,8 @@ class Training(Unit):
         programs = [write_in_place(recompute(graph, keep, graph.mutated)) for keep in keeps.values()]
         extremes = [recompute(graph, frozenset(), graph.mutated)] if session.bounded else []
         searches = self._searches_now if session.bounded else []
-        self.slots = _superset(graph, [*programs, *extremes], {v for search in searches for v in search.candidates})
-        self._watched = _only_recomputed(graph, [*programs, *extremes])
+        self.slots = superset(graph, [*programs, *extremes], {v for search in searches for v in search.candidates})
+        self._watched = only_recomputed(graph, [*programs, *extremes])
         if self._watched:
             self._changing |= self._watched
             programs = [write_in_place(recompute(graph, keep, self._changing)) for keep in keeps.values()]
@@ -226,7 +226,7 @@ class Training(Unit):
             self._forwards[rung.number] = piece
         header = torch.empty(rung.number + 1, 0, *self.last)
         if piece.takes_store:
-            args.insert(0, _new_store(header if context is None else context))
+            args.insert(0, new_store(header if context is None else context))
         results = list(self.session.run(piece, args))
         call.handed = memories(results[: len(self.graph.outputs)])
         if versions is not None:
@@ -334,9 +334,6 @@ class Training(Unit):
         self._due = [write_in_place(recompute(self.graph, keep, self._changing)) for keep in self._keeps.values()]
 
 
-STORE = "neaptide_store"
-
-
 def _itself(program: Program) -> Program:
     return program
 
@@ -344,33 +341,3 @@ def _itself(program: Program) -> Program:
 def _as_traced(crossing: Crossing, changing: Collection[int]) -> Program:
     """The program of the traced graph, with all tangents, that goes with a choice."""
     return write_in_place(crossing.version.as_traced(crossing, changing))
-
-
-def _new_store(owner: Any) -> Store:
-    """A store for what a call sends away. It lives as long as its owner: the context that autograd keeps for the backward."""
-    store = Store()
-    setattr(owner, STORE, store)
-    return store
-
-
-def _superset(graph: Graph, programs: Sequence[Program], candidates: Collection[int]) -> Slots:
-    """The tensors, the sizes and the random ops that any of the programs carries across the turn, and `candidates`.
-
-    Tensors that autograd is not to check for changes stand last, as AOTAutograd wants them.
-    """
-    saved = dict.fromkeys([*(v for p in programs for v in p.saved), *candidates])
-    tensors = [v for v in saved if isinstance(graph.values[v].fake, torch.Tensor)]
-    tensors.sort(key=lambda v: bool(graph.holders[v].meta.get("saved_tensor_with_no_vc_check")))
-    sizes = (v for v in saved if graph.values[v].storage is None)
-    marks = dict.fromkeys(m for p in programs for m in p.marks)
-    return Slots(tuple(tensors), tuple(graph.values[v].fake.dim() for v in tensors), tuple(marks), tuple(sizes))
-
-
-def _only_recomputed(graph: Graph, programs: Sequence[Program]) -> frozenset[int]:
-    """The inputs that a backward reads only in order to recompute: eager does not save them, so they may be changed.
-
-    They are copied until one whole step has shown that they stay as they are. Parameters are taken to stay.
-    """
-    extra = {v for p in programs[1:] for v in p.saved} - set(programs[0].saved) - graph.mutated
-    storages = {v: graph.values[v].storage for v in extra if v in graph.inputs}
-    return frozenset(v for v, s in storages.items() if s is not None and graph.storages[s].kind in ("input", "buffer"))
