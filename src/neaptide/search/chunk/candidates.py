@@ -7,8 +7,9 @@ little to read and to hand on.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
 
-from neaptide.axes import Axis, Flow
+from neaptide.axes import Axis
 from neaptide.search.chunk.net import Net
 from neaptide.search.chunk.regions import Region, grow
 from neaptide.search.chunk.weigh import Scales
@@ -16,6 +17,8 @@ from neaptide.search.chunk.weigh import Scales
 LARGE = 1 / 16
 """What is below this share of the largest result seeds no region of its own."""
 WAISTS = 6
+CLOSE = 3
+"""How many waists away one is still close by."""
 
 
 def candidates(net: Net, scales: Scales) -> tuple[Region, ...]:
@@ -39,41 +42,53 @@ def _key(axis: Axis) -> object:
 
 
 def _seeds(net: Net, scales: Scales) -> Iterator[tuple[int, Axis]]:
-    """The ops that make something large, largest first, with each of their axes."""
+    """The ops that make something large, or have it made again for them, largest first, with each of their axes."""
     graph = net.graph
     size: dict[int, int] = {}
     for index in range(len(graph.ops)):
         if not net.is_view(index) and index not in scales.forms.late:
-            size[index] = sum(scales.storage_bytes(s) for s in _storages(net, index) if s in scales.forms.born)
+            made = [s for s in _storages(net, index) if s in scales.forms.born]
+            size[index] = sum(scales.storage_bytes(s) for s in (*made, *scales.forms.again([index])))
     largest = max(size.values(), default=0)
     for index in sorted(size, key=lambda i: (-size[i], i)):
         if size[index] < largest * LARGE:
             return
         for axis in net.axes(index):
-            if any(isinstance(how, Flow) for how in axis.outputs):
+            if any(how is not None for how in axis.outputs):
                 yield index, axis
 
 
 def _narrower(net: Net, scales: Scales, widest: Region) -> Iterator[Region]:
-    """The regions between any two of the lowest waists of a wide one."""
-    inside = range(widest.start + 1, widest.stop)
-    lows = [
-        p
-        for p in inside
-        if scales.entry[p] <= scales.entry[p - 1] and scales.entry[p] <= scales.entry[min(p + 1, scales.forms.count)]
-    ]
-    waists = sorted(sorted(lows, key=lambda p: scales.entry[p])[:WAISTS])
-    bounds = [widest.start, *waists, widest.stop]
+    """Its heads and tails at every waist, and what lies between any two of the lowest waists, or two close together."""
     axis_of = {part.op: part.axis for part in widest.parts}
     largest = {op: max((scales.storage_bytes(s) for s in _storages(net, op)), default=0) for op in axis_of}
-    for first, start in enumerate(bounds):
-        for stop in bounds[first + 1 :]:
-            inner = [op for op in axis_of if start <= op < stop]
-            if inner and (start, stop) != (widest.start, widest.stop):
-                seed = max(inner, key=lambda op: largest[op])
-                region = grow(net, seed, axis_of[seed], start, stop, scales.forms.late)
-                if region is not None:
-                    yield region
+    for start, stop in _bounds(scales, widest):
+        inner = [op for op in axis_of if start <= op < stop and op not in scales.forms.late]
+        if inner:
+            seed = max(inner, key=lambda op: largest[op])
+            region = grow(net, seed, axis_of[seed], start, stop, scales.forms.late)
+            if region is not None:
+                yield region
+
+
+def _bounds(scales: Scales, widest: Region) -> Iterator[tuple[int, int]]:
+    """Where a narrower region may begin, at either end of a waist, which may be long (views take nothing), and where end."""
+    entry, inside = scales.entry, range(widest.start + 1, widest.stop)
+    waists: list[list[int]] = [[widest.start, widest.start]]
+    for p in inside:
+        if entry[p] <= entry[p - 1] and entry[p] <= entry[min(p + 1, scales.forms.count)]:
+            if waists[-1][1] == p - 1 and entry[p] == entry[p - 1]:
+                waists[-1][1] = p
+            else:
+                waists.append([p, p])
+    waists.append([widest.stop, widest.stop])
+    last = len(waists) - 1
+    low = sorted(sorted(range(1, last), key=lambda w: entry[waists[w][0]])[:WAISTS])
+    pairs = dict.fromkeys(combinations([0, *low, last], 2))
+    for w in range(last):
+        pairs.update(dict.fromkeys([(0, w + 1), (w, last), *((w, v) for v in range(w + 1, min(w + CLOSE, last) + 1))]))
+    found = dict.fromkeys((start, waists[v][1]) for w, v in pairs for start in waists[w])
+    return (bounds for bounds in found if bounds != (widest.start, widest.stop))
 
 
 def _storages(net: Net, op: int) -> list[int]:

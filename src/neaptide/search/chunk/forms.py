@@ -14,6 +14,7 @@ import numpy as np
 from neaptide.axes import Flow
 from neaptide.pricing import PRODUCTS
 from neaptide.program import reads_of_parts
+from neaptide.rounds import ADDED
 from neaptide.search.chunk.net import Net
 from neaptide.search.chunk.regions import Region
 from neaptide.timing import read_whole
@@ -50,7 +51,8 @@ class Forms:
         self._column = {size: i for i, size in enumerate(self.sizes)}
         self.born, self.last = self._lives()
         self.entry = self._entries()
-        self.plain = np.stack([self._plain(op) for op in range(self.count)]) if self.count else np.zeros((0, len(self.sizes)))
+        self.plain = self._stack(self._plain(op) for op in range(self.count))
+        self.preparing = self._stack(self._preparing(op) for op in range(self.count))
         self.forms: list[Form] = []
         self._alike = net.alike if not late else [(kind, *self._late_kinds(op)) for op, kind in enumerate(net.alike)]
         self._kinds: dict[Hashable, int] = {}
@@ -62,6 +64,9 @@ class Forms:
         """Look at more regions."""
         known = {form.region for form in self.forms}
         self.forms.extend(self._form(region) for region in regions if region not in known)
+
+    def _stack(self, rows: Iterable[np.ndarray]) -> np.ndarray:
+        return np.array([*rows], dtype=np.int64).reshape(-1, len(self.sizes))
 
     def _row(self, storages: Iterable[int | None], workspaces: Iterable[int] = ()) -> np.ndarray:
         row = np.zeros(len(self.sizes), dtype=np.int64)
@@ -108,9 +113,16 @@ class Forms:
         if op in self.late:
             return np.zeros(len(self.sizes), dtype=np.int64)
         fresh = {s for s in self._held(called.outputs) if self.born[s] == op}
-        return self.entry[op] + self._row([*fresh, *self._again([op])], [called.workspace])
+        return self.entry[op] + self._row([*fresh, *self.again([op])], [called.workspace])
 
-    def _again(self, ops: Collection[int]) -> set[int]:
+    def _preparing(self, op: int) -> np.ndarray:
+        """What is there at most while that is made again which an op needs whole."""
+        makers = self.late_makers([op]) if op not in self.late else ()
+        if not makers:
+            return np.zeros(len(self.sizes), dtype=np.int64)
+        return self.entry[op] + self._row(self.again([op]), [self.net.graph.ops[m].workspace for m in makers])
+
+    def again(self, ops: Collection[int]) -> set[int]:
         """The memory of late results that some ops need whole."""
         return self._held(v for op in self.late_makers(ops) for v in self.net.graph.ops[op].outputs)
 
@@ -156,8 +168,8 @@ class Forms:
     def _before(self, region: Region) -> tuple[np.ndarray, np.ndarray]:
         """The steps before the loop, and what is there when it begins."""
         graph = self.net.graph
-        inner = set(range(region.start, region.stop)) - set(region.before)
-        needed = self._held(v for op in (*inner, *region.after) for v in graph.ops[op].inputs)
+        inside = {part.op for part in region.parts}
+        needed = self._held(v for op in (*inside, *region.after) for v in graph.ops[op].inputs)
         needed |= self._held(reads_of_parts(graph, region.parts))
         ends: dict[int, list[int]] = {}
         final = {s: op for op in region.before for s in self._held((*graph.ops[op].inputs, *graph.ops[op].outputs))}
@@ -169,11 +181,13 @@ class Forms:
         for op in region.before:
             called = graph.ops[op]
             now += self._row(s for s in self._held(called.outputs) if self.born[s] == op)
-            rows.append(now + self._row(self._again([op]), [called.workspace]))
+            rows.append(now + self._row(self.again([op]), [called.workspace]))
+            if makers := self.late_makers([op]):
+                rows.append(now + self._row(self.again([op]), [graph.ops[m].workspace for m in makers]))
             now -= self._row(ends.get(op, ()))
-        inside = {part.op for part in region.parts}
         missing = self.late_makers(inside) - inside
         now += self._row(self._held(v for op in missing for v in graph.ops[op].outputs))
+        rows.append(now + self._row((), [graph.ops[m].workspace for m in missing]))
         return _undominated(np.stack(rows)), now
 
     def _body(self, region: Region) -> tuple[np.ndarray, np.ndarray]:
@@ -194,7 +208,8 @@ class Forms:
                 if storage is None or storage not in fresh:
                     continue
                 if not isinstance(how, Flow):
-                    constant.append(storage)
+                    if how != "sum" or op.target not in ADDED:  # which are added to what the rounds before made
+                        constant.append(storage)
                     continue
                 birth.setdefault(storage, position)
                 last[storage] = position

@@ -7,6 +7,7 @@ what the region makes joins it, and the region ends before the first op that can
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from neaptide.axes import Axis, Flow, along_input, along_output, equal, quotient
@@ -53,7 +54,7 @@ class _NoError(Exception):
 def grow(
     net: Net, seed: int, axis: Axis, start: int, stop: int, again: frozenset[int] = frozenset(), claims: bool = False
 ) -> Region | None:
-    """The largest region with `seed` done along `axis`; ops in `again` before it run again in it, for the parts it reads.
+    """The largest region with `seed` done along `axis`; ops in `again` run again in it, for the parts it reads.
 
     Where it `claims` what they make, all that reads it between the bounds joins the region, as with what is made in it.
     """
@@ -115,7 +116,7 @@ class _Growth:
                 self.waiting.append(op)
             for number in self.net.numbers[op]:
                 maker = self.net.graph.maker[number]
-                if maker is not None and self._is_inside(maker):
+                if maker is not None and self._is_between(maker):
                     self._need_whole(maker, op)
             for value, flow in zip(self.net.operands[op], axis.inputs, strict=True):
                 if op not in self.loop:
@@ -123,7 +124,7 @@ class _Growth:
                 maker = self.net.graph.maker[value]
                 if maker is None or maker in self.whole:
                     continue
-                if not self._is_inside(maker) and maker not in self.again:
+                if not self._is_between(maker) and maker not in self.again:
                     continue
                 part = self.net.graph.ops[maker].outputs.index(value)
                 needed = None if flow is None else along_output(self.net.axes(maker), part, flow)
@@ -132,8 +133,12 @@ class _Growth:
                 elif maker not in self.loop:
                     todo.append((maker, needed))
 
-    def _is_inside(self, op: int) -> bool:
+    def _is_between(self, op: int) -> bool:
         return self.start <= op < self.stop
+
+    def _is_inside(self, op: int) -> bool:
+        """Whether the region is where an op is done: what others make again for themselves binds none of them."""
+        return self._is_between(op) and op not in self.again
 
     def _need_whole(self, op: int, reader: int) -> None:
         if op in self.after_seed:
@@ -152,7 +157,7 @@ class _Growth:
             self.whole.add(op)
             self.loop.pop(op, None)
             makers = (self.net.graph.maker[v] for v in self.net.graph.ops[op].inputs)
-            todo.extend(m for m in makers if m is not None and self._is_inside(m))
+            todo.extend(m for m in makers if m is not None and self._is_between(m))
 
     def _claim_users(self, op: int) -> None:
         """What reads the results of an op in the loop joins the loop."""
@@ -186,10 +191,10 @@ class _Growth:
             return None
         start, stop = inside[0], inside[-1] + 1
         self.stop = stop
-        before = tuple(op for op in range(start, stop) if op not in self.loop)
+        before = tuple(op for op in range(start, stop) if op not in self.loop and op not in self.again)
         for op in before:
             if (
-                any(v in inner for v in graph.ops[op].inputs)
+                any(v in inner for v in self._reads(op))
                 or graph.ops[op].once
                 or graph.ops[op].writes
                 or graph.ops[op].random
@@ -199,7 +204,7 @@ class _Growth:
         after: set[int] = set()
         for op in inside:
             for value in graph.ops[op].outputs:
-                if value in self.net.handed or any(user >= stop for user, _ in self.net.users[value]):
+                if value in self.net.handed or self._is_read_after(value, stop):
                     roots[self._root(value, after)] = None
         taken: set[int] = set()
         made = tuple(self._made(value, stop, taken) for value in roots if value in inner)
@@ -212,6 +217,14 @@ class _Growth:
         whole = tuple(m for m in made if m is not None)
         exact = all(isinstance(m.how, Flow) for m in whole) and all(is_row_by_row(self.net, part) for part in parts)
         return Region(start, stop, before, parts, whole, tuple(sorted(after)), graph.sizes.add(extent), rows_at, exact)
+
+    def _reads(self, op: int) -> Iterator[int]:
+        """What an op reads, by itself and to make again what it needs."""
+        for value in self.net.graph.ops[op].inputs:
+            yield value
+            maker = self.net.graph.maker[value]
+            if maker is not None and maker in self.again:
+                yield from self._reads(maker)
 
     def _take_out_idle(self) -> None:
         """Views of what is there whole, small things and what nothing in the loop reads are made before it."""
@@ -243,7 +256,7 @@ class _Growth:
             storage = graph.values[value].storage
             after.add(maker)
             value = next(v for v in graph.ops[maker].inputs if graph.values[v].storage == storage)
-        if maker is not None and maker not in self.loop and maker < self.start and maker in self.again:
+        if maker is not None and maker not in self.loop and maker in self.again:
             raise _NoError
         return value
 

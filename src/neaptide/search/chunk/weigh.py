@@ -51,7 +51,7 @@ class Scales:
         self.shapes = prices.shapes
         self.bytes = np.array([allocated(self.shapes.sizes[s], graph.device) for s in forms.sizes], dtype=np.int64)
         self.entry = forms.entry @ self.bytes
-        self.plain = forms.plain @ self.bytes
+        self.plain = np.maximum(forms.plain @ self.bytes, forms.preparing @ self.bytes)
         self.prices = prices
         self.seconds = prices.whole.copy()
         for op in range(forms.count):
