@@ -193,12 +193,7 @@ class _Growth:
         self.stop = stop
         before = tuple(op for op in range(start, stop) if op not in self.loop and op not in self.again)
         for op in before:
-            if (
-                any(v in inner for v in self._reads(op))
-                or graph.ops[op].once
-                or graph.ops[op].writes
-                or graph.ops[op].random
-            ):
+            if any(v in inner for v in self._reads(op)) or graph.ops[op].once or graph.ops[op].writes or graph.ops[op].random:
                 return None
         roots: dict[int, None] = {}
         after: set[int] = set()
