@@ -116,5 +116,5 @@ FAMILIES = {
     "bert": Family(bert, layers=2, size=4096, base=2048, step=128, unit="tokens", flat=False),
     "vit": Family(vit, layers=2, size=1024, base=768, step=32, unit="pixels a side", flat=True),
     "unet": Family(unet, layers=1, size=64, base=48, step=8, unit="latents a side", flat=True, over_sdpa=0.75),
-    "evoformer": Family(evoformer, layers=2, size=320, base=256, step=16, unit="residues", flat=True),
+    "evoformer": Family(evoformer, layers=2, size=320, base=640, step=16, unit="residues", flat=True),
 }

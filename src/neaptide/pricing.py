@@ -50,7 +50,7 @@ def price(
     moved = sum(min(g.nbytes, made) if target in LOOKED_UP else g.nbytes for g in given)
     again = sum(given[i].nbytes for i in whole)
     rate = machine.fetch if target in PRODUCTS else machine.stream
-    turned = {i: _count(spec) * machine.scattered for i, spec in enumerate(given) if target in PRODUCTS and _is_scattered(spec)}
+    turned = {i: turning(spec, machine) for i, spec in enumerate(given)} if target in PRODUCTS else {}
     every = sum(turned.pop(i, 0.0) for i in whole)
     work = _work(target, given, results, machine) * (0.5 if causal else 1.0) * (machine.half if _is_half(given) else 1.0)
     work += sum(turned.values())
@@ -61,9 +61,10 @@ def _is_half(given: Sequence[Spec]) -> bool:
     return any(spec.dtype in (torch.bfloat16, torch.float16) for spec in given)
 
 
-def _is_scattered(matrix: Spec) -> bool:
-    """Whether neither rows nor columns of a matrix are dense, so that a product copies it first."""
-    return len(matrix.shape) > 1 and 1 not in matrix.shape[-2:] and not {0, 1}.intersection(matrix.stride[-2:])
+def turning(matrix: Spec, machine: Machine) -> float:
+    """Seconds in which a product copies a matrix first: where neither its rows nor its columns are dense."""
+    scattered = len(matrix.shape) > 1 and 1 not in matrix.shape[-2:] and not {0, 1}.intersection(matrix.stride[-2:])
+    return _count(matrix) * machine.scattered if scattered else 0.0
 
 
 def is_causal(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

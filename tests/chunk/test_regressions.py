@@ -103,3 +103,25 @@ def test_what_nothing_needs_does_no_harm_in_a_region() -> None:
         return wide.softmax(-1) @ x
 
     same_in_parts(scores, torch.randn(640, 16))
+
+
+def test_a_product_over_what_is_cut_is_added_up_beside_the_stream() -> None:
+    """Triangle multiplication: both factors are made of a norm that the gate reads too; neither need ever be whole."""
+
+    class Triangle(torch.nn.Module):
+        def __init__(self, incoming: bool) -> None:
+            super().__init__()
+            self.norm, self.norm_out = torch.nn.LayerNorm(32), torch.nn.LayerNorm(32)
+            self.left, self.right, self.gate = (torch.nn.Linear(32, 32) for _ in range(3))
+            self.equation = "kic,kjc->ijc" if incoming else "ikc,jkc->ijc"
+
+        def forward(self, pair: torch.Tensor) -> torch.Tensor:
+            x = self.norm(pair)
+            mixed = torch.einsum(self.equation, self.left(x).tanh(), self.right(x).tanh())
+            return pair + self.gate(x).sigmoid() * self.norm_out(mixed)
+
+    stack = torch.nn.Sequential(*(Triangle(bool(i % 2)) for i in range(4)))
+    pair = torch.randn(160, 160, 32)
+    handle = same_in_parts(stack, pair, regions=4)
+    whole = pair.numel() * 4
+    assert handle.plan.peak < 3.5 * whole  # what came in, the stream, what is added up, and parts

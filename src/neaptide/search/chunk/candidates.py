@@ -7,7 +7,7 @@ little to read and to hand on.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import combinations, product
 
 from neaptide.axes import Axis
 from neaptide.search.chunk.net import Net
@@ -72,7 +72,7 @@ def _narrower(net: Net, scales: Scales, widest: Region) -> Iterator[Region]:
 
 
 def _bounds(scales: Scales, widest: Region) -> Iterator[tuple[int, int]]:
-    """Where a narrower region may begin, at either end of a waist, which may be long (views take nothing), and where end."""
+    """Where a narrower region may begin and end: at either end of a waist, which may be long (views take nothing)."""
     entry, inside = scales.entry, range(widest.start + 1, widest.stop)
     waists: list[list[int]] = [[widest.start, widest.start]]
     for p in inside:
@@ -87,7 +87,7 @@ def _bounds(scales: Scales, widest: Region) -> Iterator[tuple[int, int]]:
     pairs = dict.fromkeys(combinations([0, *low, last], 2))
     for w in range(last):
         pairs.update(dict.fromkeys([(0, w + 1), (w, last), *((w, v) for v in range(w + 1, min(w + CLOSE, last) + 1))]))
-    found = dict.fromkeys((start, waists[v][1]) for w, v in pairs for start in waists[w])
+    found = dict.fromkeys(bounds for w, v in pairs for bounds in product(waists[w], waists[v]))
     return (bounds for bounds in found if bounds != (widest.start, widest.stop))
 
 

@@ -35,6 +35,10 @@ class Form:
     """What every round reads whole besides."""
     copied: np.ndarray
     """What is written to its place."""
+    added: np.ndarray
+    """What every round adds to, or compares with, from end to end."""
+    missing: tuple[int, ...]
+    """The late ops whose whole results it needs."""
     kind: int
     """The same for regions that weigh the same at every size, as those of identical layers do."""
 
@@ -157,13 +161,14 @@ class Forms:
             body,
             self._row(fetched),
             self._row(again),
-            self._row(values[m.value].storage for m in region.made),
+            self._row(values[m.value].storage for m in region.made if isinstance(m.how, Flow)),
+            self._row(values[m.value].storage for m in region.made if not isinstance(m.how, Flow)),
         )
         looks = tuple(row.tobytes() for row in rows)
         steps = tuple(tuple(self._alike[op] for op in part) for part in (ops, region.before, range(region.start, region.stop)))
         kind = self._kinds.setdefault((looks, steps, region.extent, region.rows, len(region.made)), len(self._kinds))
-        before, standing, body, read, other, copied = rows
-        return Form(region, before, standing, body, ops, read, other, copied, kind)
+        inside = {part.op for part in region.parts}
+        return Form(region, *rows[:3], ops, *rows[3:], tuple(sorted(self.late_makers(inside) - inside)), kind)
 
     def _before(self, region: Region) -> tuple[np.ndarray, np.ndarray]:
         """The steps before the loop, and what is there when it begins."""

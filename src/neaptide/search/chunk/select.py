@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from neaptide.search.chunk.regions import Region
@@ -16,6 +17,8 @@ from neaptide.search.chunk.weigh import Scales, Weighed
 
 FASTER = 1.0001
 """Faster in parts than whole is a gift, and no reason to do in parts what fits."""
+AS_FAST = 1.1
+"""What changes no bit is taken where it costs no more than this of what does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class Paths:
         back: list[Any] = [None] * (self.count + 1)
         best[0] = (0.0, 0.0)
         chunks: dict[Weighed, tuple[float, int, int] | None] = {}
+        over = [0, *accumulate(size > limit for size in self.plain)]
         for op in range(self.count):
             if best[op] is None:
                 continue
@@ -61,7 +65,9 @@ class Paths:
                 found = chunks[weighed]
                 if found is not None:
                     seconds, chunk, peak = found
-                    steps.append((region.stop, max(seconds, weighed.plain * FASTER), seconds, region, chunk, peak))
+                    needed = over[region.stop] > over[region.start]
+                    price = seconds if needed else max(seconds, weighed.plain * FASTER)
+                    steps.append((region.stop, price, seconds, region, chunk, peak))
             for stop, price, seconds, *how in steps:
                 reached = (paid + price, real + seconds)
                 if best[stop] is None or reached < best[stop]:
@@ -101,9 +107,9 @@ class Paths:
 
 
 def select(paths: Sequence[Paths], limit: int, exact: bool) -> Selection | None:
-    """The fastest selection inside `limit` over several sets of ways; one that changes no bit comes before one that may."""
-    for strict in (True, False)[: 1 if exact else 2]:
-        found = [s for s in (p.fastest(limit, strict) for p in paths) if s is not None]
-        if found:
-            return min(found, key=lambda s: (s.seconds, s.peak))
-    return None
+    """The fastest selection inside `limit` over several sets of ways; one that changes no bit if it is nearly as fast."""
+    safe, fast = (
+        min(filter(None, (p.fastest(limit, strict) for p in paths)), key=lambda s: (s.seconds, s.peak), default=None)
+        for strict in (True, exact)
+    )
+    return safe if safe is not None and (fast is None or safe.seconds <= fast.seconds * AS_FAST) else fast

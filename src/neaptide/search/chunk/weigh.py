@@ -13,13 +13,13 @@ import numpy as np
 
 from neaptide.allocator import allocated
 from neaptide.hardware import Machine
-from neaptide.pricing import CACHED, KEPT_PAGES, Cost, whole
+from neaptide.pricing import CACHED, KEPT_PAGES, PRODUCTS, Cost, turning, whole
 from neaptide.search.chunk.exactness import ENOUGH_ROWS
 from neaptide.search.chunk.forms import Form, Forms
 from neaptide.search.chunk.net import Net
 from neaptide.search.chunk.regions import Region
 from neaptide.shapes import shapes_of
-from neaptide.timing import cost
+from neaptide.timing import cost, read_whole
 
 CHUNKS = np.array(sorted({1 << i for i in range(20)} | {3 << i for i in range(18)}, reverse=True), dtype=np.int64)
 
@@ -73,10 +73,14 @@ class Scales:
     def _weighed(self, form: Form) -> Weighed:
         region, prices, machine = form.region, self.prices, self.machine
         fetched, again = int(form.fetched @ self.bytes), int(form.again @ self.bytes)
-        copied = int(form.copied @ self.bytes)
-        fixed = float(prices.fixed[form.ops].sum()) + fetched * machine.fetch + again * machine.stream
+        copied, added = int(form.copied @ self.bytes), int(form.added @ self.bytes)
+        written, turned = machine.byte + machine.stream, self._turned(region)
+        fixed = float(prices.fixed[form.ops].sum()) + turned
+        fixed += fetched * machine.fetch + again * machine.stream + added * written
         moved = prices.moved[form.ops]
-        shared = float(prices.work[form.ops].sum()) + max(int(moved.sum()) - fetched - again, 0) * machine.byte
+        shared = float(prices.work[form.ops].sum()) + max(int(moved.sum()) - fetched - again, 0) * machine.byte - turned
+        fresh = sum(size for size in (copied, added) if size > KEPT_PAGES)
+        before = float(self.seconds[list(region.before)].sum() + prices.whole[list(form.missing)].sum())
         return Weighed(
             self.shapes.sizes[region.extent],
             max((-(-ENOUGH_ROWS // max(self.shapes.sizes[r], 1)) for r in region.rows), default=1),
@@ -84,13 +88,23 @@ class Scales:
             int(form.standing @ self.bytes),
             int((form.body @ self.bytes).max(initial=0)),
             float(self.seconds[region.start : region.stop].sum()),
-            float(self.seconds[list(region.before)].sum()) + (copied * machine.touch if copied > KEPT_PAGES else 0.0),
+            before + fresh * machine.touch,
             fixed + len(region.made) * 2 * machine.call,
-            shared + copied * (machine.byte + machine.stream),
+            shared + copied * written,
             moved,
             prices.made[form.ops],
             machine,
         )
+
+    def _turned(self, region: Region) -> float:
+        """Seconds in which each round copies what it multiplies by whole, to have it dense."""
+        graph, total = self.forms.net.graph, 0.0
+        for part in region.parts:
+            target = graph.ops[part.op].target
+            if target in PRODUCTS:
+                whole = (self.shapes.spec(self.forms.net.operands[part.op][i]) for i in read_whole(target, part.axis))
+                total += sum(turning(spec, self.machine) for spec in whole if spec is not None)
+        return total
 
 
 @dataclass(frozen=True, eq=False)
