@@ -7,16 +7,14 @@ path is found exactly; identical layers cannot stall it. The smallest reachable 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 from neaptide.search.chunk.regions import Region
 from neaptide.search.chunk.weigh import Scales, Weighed
 
-FASTER = 1.0001
-"""Faster in parts than whole is a gift, and no reason to do in parts what fits."""
 AS_FAST = 1.1
 """What changes no bit is taken where it costs no more than this of what does."""
 
@@ -45,33 +43,25 @@ class Paths:
 
     def fastest(self, limit: int, exact: bool) -> Selection | None:
         """The fastest way on which no step takes more than `limit`."""
-        best: list[Any] = [None] * (self.count + 1)
+        best = [math.inf] * (self.count + 1)
         back: list[Any] = [None] * (self.count + 1)
-        best[0] = (0.0, 0.0)
+        best[0] = 0.0
         chunks: dict[Weighed, tuple[float, int, int] | None] = {}
-        over = [0, *accumulate(size > limit for size in self.plain)]
         for op in range(self.count):
-            if best[op] is None:
+            paid = best[op]
+            if paid == math.inf:
                 continue
-            paid, real = best[op]
-            steps = []
-            if self.plain[op] <= limit:
-                steps.append((op + 1, self.seconds[op], self.seconds[op], None, 0, self.plain[op]))
+            if self.plain[op] <= limit and paid + self.seconds[op] <= best[op + 1]:
+                best[op + 1], back[op + 1] = paid + self.seconds[op], (op, None, 0, self.plain[op])
             for region, weighed in self.edges[op]:
                 if exact and not region.exact:
                     continue
                 if weighed not in chunks:
                     chunks[weighed] = weighed.options.fastest(limit)
                 found = chunks[weighed]
-                if found is not None:
+                if found is not None and paid + found[0] < best[region.stop]:
                     seconds, chunk, peak = found
-                    needed = over[region.stop] > over[region.start]
-                    price = seconds if needed else max(seconds, weighed.plain * FASTER)
-                    steps.append((region.stop, price, seconds, region, chunk, peak))
-            for stop, price, seconds, *how in steps:
-                reached = (paid + price, real + seconds)
-                if best[stop] is None or reached < best[stop]:
-                    best[stop], back[stop] = reached, (op, *how)
+                    best[region.stop], back[region.stop] = paid + seconds, (op, region, chunk, peak)
         return self._walk(best, back)
 
     def lowest(self, exact: bool) -> int:
@@ -93,8 +83,8 @@ class Paths:
                     best[stop] = reached
         return best[self.count] or 0
 
-    def _walk(self, best: list[Any], back: list[Any]) -> Selection | None:
-        if best[self.count] is None:
+    def _walk(self, best: list[float], back: list[Any]) -> Selection | None:
+        if best[self.count] == math.inf:
             return None
         chosen: list[tuple[Region, int]] = []
         position, highest = self.count, 0
@@ -103,7 +93,7 @@ class Paths:
             highest = max(highest, peak)
             if region is not None:
                 chosen.append((region, chunk))
-        return Selection(tuple(reversed(chosen)), self.late, highest, best[self.count][1])
+        return Selection(tuple(reversed(chosen)), self.late, highest, best[self.count])
 
 
 def select(paths: Sequence[Paths], limit: int, exact: bool) -> Selection | None:
