@@ -174,11 +174,11 @@ class Advice:
         return write_html(path, timelines, f"What {name} would take on {self.device}", lines, points)
 
     def __str__(self) -> str:
-        lines = [f"{'method':<44}{'peak':>12}{'step':>11}{'samples/s':>11}{'largest batch':>15}  fits"]
+        width = max(len(_title(row)) for row in self.rows)
+        lines = [f"{'method':<{width}}{'peak':>12}{'step':>11}{'samples/s':>11}{'largest batch':>15}  fits"]
         for row in sorted(self.rows, key=lambda r: (not self.fits(r), -r.throughput)):
             largest = row.largest(self.budget)
-            name = row.method + (" (lossy)" if row.lossy else "")
-            line = f"{name:<44}{format_bytes(row.peak):>12}{row.seconds * 1e3:>8.0f} ms{row.throughput:>11.1f}"
+            line = f"{_title(row):<{width}}{format_bytes(row.peak):>12}{row.seconds * 1e3:>8.0f} ms{row.throughput:>11.1f}"
             lines.append(f"{line}{'' if largest is None else largest:>15}  {'yes' if self.fits(row) else 'no'}")
         if self.best is None:
             lowest = min(self.rows, key=lambda r: r.peak)
@@ -187,3 +187,7 @@ class Advice:
             lines.append(f"take: {self.best.method}. {self.best.note}")
             lines += [f"    {line}" for line in self.best.code.splitlines()]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def _title(row: Row) -> str:
+    return row.method + (" (lossy)" if row.lossy else "")
