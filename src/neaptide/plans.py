@@ -20,6 +20,7 @@ class RegionPlan:
     path: str
     result: str
     dim: int
+    """-1 where the parts of the result are combined (a sum is split: not the same bits)."""
     along: str
     extent: int
     parts: int
@@ -32,9 +33,10 @@ class RegionPlan:
         from neaptide.report import format_bytes
 
         where = self.path or self.result
+        cut = f"dim {self.dim} of" if self.dim >= 0 else "put together into"
         return (
             f"{where}: {self.ops} ops in {self.parts} parts of {self.rows} along {self.along} = {self.extent} "
-            f"(dim {self.dim} of {self.result}; {format_bytes(self.whole)} if whole)"
+            f"({cut} {self.result}; {format_bytes(self.whole)} if whole)"
         )
 
 

@@ -123,5 +123,6 @@ def test_a_product_over_what_is_cut_is_added_up_beside_the_stream() -> None:
     stack = torch.nn.Sequential(*(Triangle(bool(i % 2)) for i in range(4)))
     pair = torch.randn(160, 160, 32)
     handle = same_in_parts(stack, pair, regions=4)
+    assert "put together into bmm" in handle.plan.explain()
     whole = pair.numel() * 4
     assert handle.plan.peak < 3.5 * whole  # what came in, the stream, what is added up, and parts

@@ -87,7 +87,6 @@ class Scales:
             int((form.before @ self.bytes).max()),
             int(form.standing @ self.bytes),
             int((form.body @ self.bytes).max(initial=0)),
-            float(self.seconds[region.start : region.stop].sum()),
             before + fresh * machine.touch,
             fixed + len(region.made) * 2 * machine.call,
             shared + copied * written,
@@ -117,7 +116,6 @@ class Weighed:
     before: int
     standing: int
     body: int
-    plain: float
     once: float
     fixed: float
     shared: float
