@@ -12,16 +12,12 @@ from typing import Any
 
 import torch
 
+from neaptide.allocator import KEPT_PAGES
 from neaptide.hardware import Machine
 from neaptide.workspaces import Spec
 
 aten = torch.ops.aten
 NOTHING = Spec((0,), (1,), torch.uint8)
-KEPT_PAGES = (32 << 20) - 4096
-"""Blocks up to this are reused with their pages by the C library's allocator; larger ones are touched afresh each time.
-Its limit counts what it puts around them, so that 32 MiB itself, which powers of two often come to, is past it."""
-
-
 CACHED = 2 << 20
 """What one call reads and writes beyond so many bytes has left the cache before, and leaves it again."""
 

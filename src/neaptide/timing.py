@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from neaptide.allocator import KEPT_PAGES
 from neaptide.axes import Axis, Flow
 from neaptide.graph import Graph
 from neaptide.hardware import Machine, this_machine
 from neaptide.memory import levels_of, sizes_at, spans
-from neaptide.pricing import KEPT_PAGES, LOOKED_UP, NOTHING, Cost, in_parts, is_causal, price, whole
+from neaptide.pricing import LOOKED_UP, NOTHING, Cost, in_parts, is_causal, price, whole
 from neaptide.program import Fetch, Loop, Program, Rerun, Run
 from neaptide.shapes import Concrete, rows_of, shapes_of
 from neaptide.workspaces import Spec

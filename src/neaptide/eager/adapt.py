@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from neaptide.allocator import keep_pages
 from neaptide.budget import Budget
 from neaptide.dryrun import Loss
 from neaptide.eager import strengths
@@ -63,6 +64,7 @@ class Adapter:
         split: bool | str = False,
         selective: bool = False,
     ) -> None:
+        keep_pages()
         self.model, self.budget, self.split = model, budget, split
         self.units = find_blocks(model, blocks)
         self.stats = AdaptStats()

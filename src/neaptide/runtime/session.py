@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from neaptide.allocator import keep_pages
 from neaptide.budget import Budget, parse_budget
 from neaptide.emit import Emitted
 from neaptide.errors import BudgetError, InputError
@@ -64,6 +65,8 @@ class Session:
         self.budget, self.exact, self.rewrite, self.offload = budget, exact, rewrite, offload
         self.bounded = bounded or budget.smallest or budget.limit is not None
         """Whether there is, or will be, a budget."""
+        if self.bounded:
+            keep_pages()
         self.ledger = Ledger(modules, optimizer, reserve)
         self.stats = Stats()
         self.units: list[Unit] = []

@@ -11,9 +11,9 @@ from functools import cached_property
 
 import numpy as np
 
-from neaptide.allocator import allocated
+from neaptide.allocator import KEPT_PAGES, allocated
 from neaptide.hardware import Machine
-from neaptide.pricing import CACHED, KEPT_PAGES, PRODUCTS, Cost, turning, whole
+from neaptide.pricing import CACHED, PRODUCTS, Cost, turning, whole
 from neaptide.search.chunk.exactness import ENOUGH_ROWS
 from neaptide.search.chunk.forms import Form, Forms
 from neaptide.search.chunk.net import Net

@@ -1,0 +1,30 @@
+"""What the C library's allocator keeps, in a process of its own with its default settings."""
+
+import os
+import subprocess
+import sys
+
+SCRIPT = """
+import resource, torch
+from neaptide.allocator import KEPT_PAGES, keep_pages
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    held = [torch.ones(5 << 20, dtype=torch.uint8) for _ in range(4)]
+    del held
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+def usual():
+    return min(faults() for _ in range(5))
+
+before = usual()
+keep_pages()
+print(before, usual())
+"""
+
+
+def test_pages_of_freed_blocks_are_kept():
+    settings = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")}
+    told = subprocess.run([sys.executable, "-c", SCRIPT], env=settings, capture_output=True, text=True, check=True)
+    before, after = map(int, told.stdout.split())
+    assert after * 10 < before, f"{after} pages were touched afresh, {before} before"
