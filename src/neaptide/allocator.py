@@ -18,6 +18,9 @@ MMAP_THRESHOLD = 65536  # blocks of this size and above get pages of their own, 
 KEPT_PAGES = (32 << 20) - 4096
 """Blocks up to this are reused with their pages by the C library's allocator; larger ones are touched afresh each time.
 Its limit counts what it puts around them, so that 32 MiB itself, which powers of two often come to, is past it."""
+KEPT_AT_ALL = 2 * KEPT_PAGES
+"""When more than this is free at the end of the heap, as it is after each round of a loop that takes more, the allocator gives
+it back, and the next round touches fresh pages."""
 ACCELERATOR_BLOCK = 512  # the caching allocators of CUDA, XPU and HIP round to this
 
 

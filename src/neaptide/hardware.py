@@ -91,7 +91,7 @@ def figures(seconds: Mapping[str, float]) -> Machine:
     byte = seconds["add"] / (3 * 4 * (1 << 18))
     stream = max(seconds["stream"] / (3 * LARGE / 4), byte)
     product = seconds["product"] / (2 * 512 * 768 * 768)
-    few = seconds["few"] - 2 * 16 * 1024 * 4096 * product
+    ready = seconds["ready"] - 2 * 64 * 1024 * 4096 * product
     return Machine(
         call=seconds["tiny"] * 2,
         view=seconds["view"] * 2,
@@ -104,7 +104,7 @@ def figures(seconds: Mapping[str, float]) -> Machine:
         random=max(seconds["random"] / (1 << 18) - 4 * byte, 0.0),
         byte=byte,
         stream=stream,
-        fetch=max(few / (4 * 1024 * 4096), stream),
+        fetch=max(ready / (4 * 1024 * 4096), stream),
         scattered=seconds["scattered"] / (128 * 128),
         touch=max(seconds["touch"] / LARGE - stream, 0.0),
         away=seconds["away"] / LARGE,
@@ -122,7 +122,7 @@ def time_probes(device: str) -> tuple[dict[str, float], float]:
     rows, chances = ones(1 << 18), ones(256, 1024)
     image, kernel = ones(1, 64, 32, 32), ones(64, 64, 3, 3)
     far, farther, there = ones(LARGE // 16), ones(LARGE // 16), ones(LARGE // 16)
-    few, wide, out = ones(16, 1024), cycle([ones(1024, 4096) for _ in range(4)]), ones(16, 4096)
+    few, weights, out = ones(64, 1024), cycle([ones(4096, 1024).t() for _ in range(4)]), ones(64, 4096)
     heads, keys, pairs = ones(8, 256, 64), ones(8, 64, 1024), ones(8, 256, 1024)
     cube = ones(128, 128, 128)
     functional, own = torch.nn.functional, torch.Generator(device).manual_seed(0)
@@ -132,7 +132,7 @@ def time_probes(device: str) -> tuple[dict[str, float], float]:
         "add": lambda: torch.add(row, row, out=rows),
         "stream": lambda: torch.add(far, farther, out=there),
         "product": lambda: torch.mm(a, b, out=c),
-        "few": lambda: torch.mm(few, next(wide), out=out),
+        "ready": lambda: torch.mm(few, next(weights), out=out),
         "batched": lambda: torch.bmm(heads, keys, out=pairs),
         "attention": lambda: functional.scaled_dot_product_attention(q, q, q),
         "convolution": lambda: torch.conv2d(image, kernel, padding=1),

@@ -12,15 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from neaptide.allocator import KEPT_PAGES
+from neaptide.allocator import KEPT_AT_ALL, KEPT_PAGES
 from neaptide.axes import Axis, Flow
 from neaptide.graph import Graph
 from neaptide.hardware import Machine, this_machine
-from neaptide.memory import levels_of, sizes_at, spans
+from neaptide.memory import inner_peak, levels_of, sizes_at, spans
 from neaptide.pricing import LOOKED_UP, NOTHING, Cost, in_parts, is_causal, price, whole
 from neaptide.program import Fetch, Loop, Program, Rerun, Run
 from neaptide.shapes import Concrete, rows_of, shapes_of
 from neaptide.workspaces import Spec
+
+TRIANGLE = 1.25
+"""Half of causal attention's scores need not be made; in parts, at most this much more than half are."""
 
 
 def seconds(program: Program, dims: Sequence[int], machine: Machine | None = None) -> float:
@@ -34,7 +37,7 @@ def seconds(program: Program, dims: Sequence[int], machine: Machine | None = Non
         if isinstance(step, (Run, Rerun)):
             total += whole(cost(shapes, step.op, machine), machine, fresh=step.onto is None)
         elif isinstance(step, Loop):
-            total += looped(shapes, step, machine)
+            total += looped(shapes, step, machine, inner_peak(program.graph, step, dims))
         elif isinstance(step, Fetch):
             spec = shapes.spec(step.value)
             total += spec.nbytes * machine.away if spec is not None else 0.0
@@ -62,12 +65,16 @@ def fresh_pages(begins: np.ndarray, stops: np.ndarray, amounts: np.ndarray, leng
     return int(amounts[large & (amounts > kept)].sum())
 
 
-def looped(shapes: Concrete, loop: Loop, machine: Machine) -> float:
-    """A loop: every op in parts, and the results written to their places."""
+def looped(shapes: Concrete, loop: Loop, machine: Machine, taken: int = 0) -> float:
+    """A loop whose rounds take so many bytes each: every op in parts, and the results written to their places."""
     extent = shapes.sizes[loop.extent]
     rows = rows_of(extent, loop.chunk)
     rounds = -(-extent // loop.chunk)
-    total = sum(in_parts(cost(shapes, part.op, machine, part.axis), rounds, rows / extent, machine) for part in loop.parts)
+    costs = [cost(shapes, part.op, machine, part.axis) for part in loop.parts]
+    total = sum(in_parts(each, rounds, rows / extent, machine) for each in costs)
+    if taken > KEPT_AT_ALL:
+        large = sum(each.fresh for each in costs if each.fresh * rows / extent > KEPT_PAGES)
+        total += max(rounds * taken - large, 0) * machine.touch
     for made in loop.made:
         spec = shapes.spec(made.value)
         assert spec is not None
@@ -91,7 +98,13 @@ def cost(shapes: Concrete, op: int, machine: Machine, axis: Axis | None = None) 
     results = [spec for v in called.outputs if (spec := shapes.spec(v)) is not None]
     given = [spec or NOTHING for spec in map(shapes.spec, graph.operands(op))]
     again = [] if axis is None else read_whole(called.target, axis)
-    return price(called.target, given, results, machine, again, _is_causal(graph, op))
+    found = price(called.target, given, results, machine, again, _is_causal(graph, op))
+    return found if axis is None else replace(found, work=found.work * in_rows(graph, op, axis))
+
+
+def in_rows(graph: Graph, op: int, axis: Axis) -> float:
+    """How much more arithmetic an op has in parts: rows of causal attention but the first see keys that are masked."""
+    return TRIANGLE if axis.instead is not None and _is_causal(graph, op) else 1.0
 
 
 def alike(graph: Graph) -> list[int]:

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from neaptide.allocator import KEPT_PAGES, allocated
+from neaptide.allocator import KEPT_AT_ALL, KEPT_PAGES, allocated
 from neaptide.hardware import Machine
 from neaptide.pricing import CACHED, PRODUCTS, Cost, turning, whole
 from neaptide.search.chunk.exactness import ENOUGH_ROWS
@@ -19,9 +19,12 @@ from neaptide.search.chunk.forms import Form, Forms
 from neaptide.search.chunk.net import Net
 from neaptide.search.chunk.regions import Region
 from neaptide.shapes import shapes_of
-from neaptide.timing import cost, read_whole
+from neaptide.timing import cost, in_rows, read_whole
 
 CHUNKS = np.array(sorted({1 << i for i in range(20)} | {3 << i for i in range(18)}, reverse=True), dtype=np.int64)
+
+WORTH = 1.05
+"""What fits whole runs in parts only where that looks faster by more than predictions are usually off."""
 
 
 class Prices:
@@ -78,7 +81,9 @@ class Scales:
         fixed = float(prices.fixed[form.ops].sum()) + turned
         fixed += fetched * machine.fetch + again * machine.stream + added * written
         moved = prices.moved[form.ops]
-        shared = float(prices.work[form.ops].sum()) + max(int(moved.sum()) - fetched - again, 0) * machine.byte - turned
+        more = [in_rows(self.forms.net.graph, part.op, part.axis) - 1 for part in region.parts]
+        shared = float(prices.work[form.ops].sum() + prices.work[[part.op for part in region.parts]] @ more) - turned
+        shared += max(int(moved.sum()) - fetched - again, 0) * machine.byte
         fresh = sum(size for size in (copied, added) if size > KEPT_PAGES)
         before = float(self.seconds[list(region.before)].sum() + prices.whole[list(form.missing)].sum())
         return Weighed(
@@ -133,9 +138,11 @@ class Weighed:
         rows = -(-self.extent // rounds)
         share = (rows / max(self.extent, 1))[:, None]
         far = (self.moved * share - CACHED).clip(0).sum(axis=1) * (self.machine.stream - self.machine.byte)
-        touched = np.where(self.made * share > KEPT_PAGES, self.made, 0).sum(axis=1) * self.machine.touch
-        peaks = np.maximum(self.before, self.standing + -(-self.body * rows // max(self.extent, 1)))
-        return Options(chunks, peaks, self.once + rounds * (self.fixed + far) + self.shared + touched)
+        taken = -(-self.body * rows // max(self.extent, 1))
+        large = np.where(self.made * share > KEPT_PAGES, self.made, 0).sum(axis=1)
+        touched = np.maximum(np.where(taken > KEPT_AT_ALL, rounds * taken, 0), large) * self.machine.touch
+        peaks = np.maximum(self.before, self.standing + taken)
+        return Options(chunks, peaks, self.once + WORTH * (rounds * (self.fixed + far) + self.shared + touched))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
