@@ -213,19 +213,20 @@ def line(row: Row) -> str:
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:
     """How well peaks and times are predicted, and by others."""
+    from neaptide.advice import CALIBRATED_OFF, MEASURED_OFF, PEAK_OFF
+
     good = [row for row in rows if "failed" not in row]
-    yield _told(
-        "peak", [(r["predicted"], r["peak"]) for r in good], [(r["predicted"], r["peak"]) for r in good if r["peak"] > LARGE]
-    )
+    peaks = [(r["predicted"], r["peak"]) for r in good]
+    yield _told("peak", peaks, [pair for pair in peaks if pair[1] > LARGE], PEAK_OFF)
     plain = [row for row in good if row["method"] == "plain"]
     yield _told("  MemTracker, plain", [(r["tracked"], r["peak"]) for r in plain if r.get("tracked")])
     yield _told("  four times the parameters, plain", [(r["thumb"], r["peak"]) for r in plain])
     yield _told("  a line through three batches, plain", list(_lines(plain)))
     timed = [row for row in good if row.get("seconds")]
-    yield _told("time, calibration alone", [(r["expected"], r["seconds"]) for r in timed])
+    yield _told("time, calibration alone", [(r["expected"], r["seconds"]) for r in timed], interval=CALIBRATED_OFF)
     scale = {(r["model"], r["batch"]): r["seconds"] / r["expected"] for r in timed if r["method"] == "plain"}
     known = [(r["expected"] * scale[r["model"], r["batch"]], r["seconds"]) for r in timed if r["method"] != "plain"]
-    yield _told("time, a plain step known", known)
+    yield _told("time, a plain step known", known, interval=MEASURED_OFF)
     right = asked = 0
     for one, other in combinations(timed, 2):
         same = (one["model"], one["batch"]) == (other["model"], other["batch"])
@@ -246,7 +247,9 @@ def _lines(plain: Sequence[Row]) -> Iterator[tuple[float, float]]:
             yield from ((fixed + each * batch, peak) for batch, peak in own[3:])
 
 
-def _told(what: str, pairs: Sequence[tuple[float, float]], large: Sequence[tuple[float, float]] = ()) -> str:
+def _told(
+    what: str, pairs: Sequence[tuple[float, float]], large: Sequence[tuple[float, float]] = (), interval: float = 0.0
+) -> str:
     if len(pairs) < 2:
         return f"{what}: too few"
     mean = statistics.fmean(measured for _, measured in pairs)
@@ -254,7 +257,8 @@ def _told(what: str, pairs: Sequence[tuple[float, float]], large: Sequence[tuple
     off = [abs(p / m - 1) for p, m in pairs]
     over = f", largest over 200 MB {max(abs(p / m - 1) for p, m in large):.2%}" if large else ""
     errors = f"median error {statistics.median(off):.2%}, largest {max(off):.2%}{over}"
-    return f"{what}: R2 {1 - left:.4f}, {errors} ({len(pairs)} cases)"
+    inside = f", {sum(o <= interval for o in off)} inside ±{interval:.0%}" if interval else ""
+    return f"{what}: R2 {1 - left:.4f}, {errors}{inside} ({len(pairs)} cases)"
 
 
 CASES: dict[str, Callable[..., Row]] = {"peaks": peaks, "times": times}

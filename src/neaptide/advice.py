@@ -25,6 +25,11 @@ from neaptide.report import Point, format_bytes, write_html
 from neaptide.timeline import Timeline
 
 COMPILED, ADAPTED = "neaptide.compile", "neaptide.adapt"
+PEAK_OFF, BY_RULE_OFF = 0.01, 0.1
+"""How far peaks lie from dry runs and plans, and from rules of thumb, in nine cases of ten (benchmarks/advise.py)."""
+CALIBRATED_OFF, MEASURED_OFF, SHEET_OFF = 0.2, 0.1, 0.5
+"""How far times lie from predictions by the calibration, beside a plain step that was timed, and by a data sheet, which nobody
+has measured here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,23 @@ class Row:
     timeline: Timeline | None = field(default=None, repr=False, compare=False)
     ours: bool = True
     """Whether `Advice.apply` can turn it on; else there is code to paste."""
+    peak_off: float = PEAK_OFF
+    seconds_off: float = CALIBRATED_OFF
+    """How far the truth may be, either way, in nine cases of ten: shares of what is predicted."""
+
+    @property
+    def peak_range(self) -> tuple[int, int]:
+        """Where the peak lies in nine cases of ten.
+
+        >>> Row("plain", 1000, 2.0, 8, peak_off=0.01).peak_range
+        (990, 1010)
+        """
+        return int(self.peak * (1 - self.peak_off)), int(self.peak * (1 + self.peak_off))
+
+    @property
+    def seconds_range(self) -> tuple[float, float]:
+        """Where the step's seconds lie in nine cases of ten."""
+        return self.seconds * (1 - self.seconds_off), self.seconds * (1 + self.seconds_off)
 
     @property
     def throughput(self) -> float:
@@ -60,7 +82,10 @@ class Row:
     def to_json(self) -> dict[str, Any]:
         told = {name: getattr(self, name) for name in ("method", "peak", "seconds", "batch", "lossy", "note", "code")}
         scaling = None if self.scaling is None else asdict(self.scaling)
-        return {**told, "throughput": self.throughput, "scaling": scaling}
+        ranges = {"peak_range": self.peak_range, "seconds_range": self.seconds_range}
+        if self.seconds > 0:
+            ranges["throughput_range"] = tuple(self.batch / taken for taken in reversed(self.seconds_range))
+        return {**told, **ranges, "throughput": self.throughput, "scaling": scaling}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +200,11 @@ class Advice:
 
     def __str__(self) -> str:
         width = max(len(_title(row)) for row in self.rows)
-        lines = [f"{'method':<{width}}{'peak':>12}{'step':>11}{'samples/s':>11}{'largest batch':>15}  fits"]
+        lines = [f"{'method':<{width}}{'peak':>12}{'':>7}{'step':>11}{'':>7}{'samples/s':>11}{'largest batch':>15}  fits"]
         for row in sorted(self.rows, key=lambda r: (not self.fits(r), -r.throughput)):
             largest = row.largest(self.budget)
-            line = f"{_title(row):<{width}}{format_bytes(row.peak):>12}{row.seconds * 1e3:>8.0f} ms{row.throughput:>11.1f}"
+            line = f"{_title(row):<{width}}{format_bytes(row.peak):>12}{_off(row.peak_off)}"
+            line += f"{row.seconds * 1e3:>8.0f} ms{_off(row.seconds_off)}{row.throughput:>11.1f}"
             lines.append(f"{line}{'' if largest is None else largest:>15}  {'yes' if self.fits(row) else 'no'}")
         if self.best is None:
             lowest = min(self.rows, key=lambda r: r.peak)
@@ -191,3 +217,7 @@ class Advice:
 
 def _title(row: Row) -> str:
     return row.method + (" (lossy)" if row.lossy else "")
+
+
+def _off(share: float) -> str:
+    return f"{f'±{share:.0%}':>7}"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from neaptide.advice import ADAPTED, COMPILED, Advice, Asked, Row
+from neaptide.advice import ADAPTED, BY_RULE_OFF, COMPILED, MEASURED_OFF, SHEET_OFF, Advice, Asked, Row
 from neaptide.batches import Line, Peaks, Scaling, Seconds, peaks_of, with_batch
 from neaptide.budget import Budget, parse_budget
 from neaptide.catalogue import machine_named
@@ -78,7 +78,9 @@ def advise(
     rows = list(case.rows(limit, ranks))
     if measured is not None:
         scale = measured / rows[0].seconds
-        rows = [_scaled(row, scale) for row in rows]
+        rows = [replace(_scaled(row, scale), seconds_off=MEASURED_OFF) for row in rows]
+    elif device is not None:
+        rows = [replace(row, seconds_off=SHEET_OFF) for row in rows]
     about = Asked(model, optimizer, limit, loss)
     return Advice(tuple(rows), limit.limit, device or str(where), tuple(case.notes), lossy, limit.smallest, about)
 
@@ -303,7 +305,9 @@ class _Case:
             return
         note = "predicted by its rule, not by a dry run: state of large parameters in 8 bits; time as in plain PyTorch"
         code = f"optimizer = torchao.optim.{name}(model.parameters(), ...)"
-        yield Row(f"{name} (torchao)", plain.peak - saved, plain.seconds, self.batch, None, True, note, code, ours=False)
+        yield Row(
+            f"{name} (torchao)", plain.peak - saved, plain.seconds, self.batch, None, True, note, code, None, False, BY_RULE_OFF
+        )
 
     def _sharded(self, plain: Row, ranks: int) -> Row:
         """FSDP: parameters, gradients and optimizer state are shared out; one block of parameters is whole at a time."""
@@ -315,7 +319,8 @@ class _Case:
         note = f"predicted by its rule, not by a dry run: {ranks} ranks, each with its own batch; links are not in the time"
         code = "for block in blocks: torch.distributed.fsdp.fully_shard(block)\ntorch.distributed.fsdp.fully_shard(model)"
         peak = plain.peak - saved + gathered
-        return Row(f"FSDP over {ranks}", peak, plain.seconds, self.batch, None, False, note, code, ours=False)
+        about = (None, False, note, code, None, False, BY_RULE_OFF)
+        return Row(f"FSDP over {ranks}", peak, plain.seconds, self.batch, *about)
 
 
 def _blocks(model: nn.Module) -> Sequence[nn.Module]:

@@ -117,7 +117,7 @@ def _inner_spans(graph: Graph, loop: Loop, start: int) -> Iterator[Span]:
         if isinstance(step, Part):
             now += 1
             op = graph.ops[step.op]
-            if op.workspace != graph.nothing:
+            if op.workspace != graph.nothing or step.axis.beside is not None:
                 about = (op.path, op.source, False, None, loop, step)
                 yield Span(op.name, op.workspace, "workspace", now, now + 1, *about)
             outside -= {graph.values[v].storage for v in op.outputs if not _is_view(graph, step.op, v)}

@@ -97,10 +97,16 @@ class Concrete:
     def part_workspace(self, op: int, axis: Axis, rows: int, whole: int) -> int:
         """Bytes that an op hides while it runs on a part."""
         target = self.graph.ops[op].target
-        if not is_listed(target):
+        if not is_listed(target) and axis.beside is None:
             return 0
         args, kwargs = self.part(op, axis, rows, whole)
-        return int(workspace(target, args, kwargs, torch.get_num_threads()))
+        own = workspace(target, args, kwargs, torch.get_num_threads()) if is_listed(target) else 0
+        return int(own + (axis.beside(*args, **kwargs) if axis.beside is not None else 0))
+
+    def beside(self, op: int, axis: Axis) -> int:
+        """Bytes that an op makes for itself where it is done in parts, if one part were all."""
+        args, kwargs = self.arguments(op)
+        return int(axis.beside(*args, **kwargs)) if axis.beside is not None else 0
 
 
 def rows_of(extent: int, chunk: int) -> int:

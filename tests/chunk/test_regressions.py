@@ -10,6 +10,8 @@ import torch
 
 import neaptide
 from neaptide.rounds import group_norm_part
+from neaptide.search.chunk import Net
+from neaptide.shapes import shapes_of
 
 pytestmark = pytest.mark.usefixtures("fresh_captures")
 
@@ -126,3 +128,17 @@ def test_a_product_over_what_is_cut_is_added_up_beside_the_stream() -> None:
     assert "put together into bmm" in handle.plan.explain()
     whole = pair.numel() * 4
     assert handle.plan.peak < 3.5 * whole  # what came in, the stream, what is added up, and parts
+
+
+def test_the_mask_of_a_part_of_causal_attention_is_counted() -> None:
+    """Rows in the middle of the triangle come with a mask of their own, as wide as the keys are many."""
+    given = [torch.randn(1, 2, 2048, 16) for _ in range(3)]
+    handle = neaptide.compile(lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+    with torch.no_grad():
+        handle(*given)
+    graph = handle._session.units[0].graph
+    (op,) = (i for i, op in enumerate(graph.ops) if "attention" in str(op.target))
+    rows = next(axis for axis in Net(graph).axes(op) if axis.beside is not None)
+    shapes = shapes_of(graph).at([symbol.hint for symbol in graph.sizes.symbols])
+    taken, mask = shapes.part_workspace(op, rows, 512, 2048), 512 * 2048 * 4
+    assert mask <= taken <= mask + shapes.part_workspace(op, rows, 2048, 2048) - 2048 * 2048 * 4

@@ -67,7 +67,38 @@ def fsdp(rank: int, start: nn.Module) -> None:
         assert handle._session._ranks.agree
 
 
-CASES = {"ddp of adapted": ddp, "adapted inside ddp": ddp_around, "fully_shard per block": fsdp}
+def fsdp_inside(rank: int, start: nn.Module) -> None:
+    """Measured: what is gathered for a while counts."""
+    model = Stack(width=768)
+    call = sharded(model)
+    batches = [torch.randint(0, 50, (4, length)) for length in (320, 128, 256, 288, 192)]
+
+    def step(ids: torch.Tensor) -> None:
+        call(ids)["loss"].backward()
+        model.zero_grad()
+
+    def taken(ids: torch.Tensor) -> int:
+        return neaptide.measure(step, ids).peak - before + own
+
+    step(batches[0])
+    before = neaptide.measure(lambda: None).peak  # what else is alive here
+    own = sum(p.to_local().nbytes for p in model.parameters())
+    budget = int(0.85 * taken(batches[0]))
+    handle = neaptide.adapt(model, budget=budget)
+    for ids in batches * 2:
+        step(ids)
+    found = {ids.shape[1]: (taken(ids), handle.plan.peak) for ids in batches}
+    assert max(peak for peak, _ in found.values()) <= 1.02 * budget, f"{found} of {budget}"
+    assert all(0.94 * peak <= planned <= 1.02 * peak for peak, planned in found.values()), f"{found} of {budget}"
+    assert handle.stats.plans
+
+
+CASES = {
+    "ddp of adapted": ddp,
+    "adapted inside ddp": ddp_around,
+    "fully_shard per block": fsdp,
+    "fully_shard inside a budget": fsdp_inside,
+}
 
 
 def main(rank: int, port: str) -> None:

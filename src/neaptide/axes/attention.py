@@ -61,7 +61,8 @@ def _attended(q: Spec, k: Spec, v: Spec, mask: Spec | None, grouped: bool, made:
             yield Axis(cuts((q, Flow(dim, block)), (k, dim), (v, dim), (mask, masked)), (Flow(dim, block),) * made)
     if rows is None or mask is None:
         masked = broadcast(mask, rank, rank - 2)
-        yield Axis(cuts((q, rank - 2), (k, None), (v, None), (mask, masked)), (Flow(rank - 2),) * made, instead=rows)
+        given, beside = cuts((q, rank - 2), (k, None), (v, None), (mask, masked)), None if rows is None else _mask_bytes
+        yield Axis(given, (Flow(rank - 2),) * made, instead=rows, beside=beside)
 
 
 def _causal_rows(
@@ -72,14 +73,14 @@ def _causal_rows(
     k, v = k[..., :last, :], v[..., :last, :]
     if first == 0:
         return aten.scaled_dot_product_attention.default(q, k, v, None, 0.0, True, **named)
-    return aten.scaled_dot_product_attention.default(q, k, v, _seen(first, q, k), 0.0, False, **named)
+    return aten.scaled_dot_product_attention.default(q, k, v, _added(first, q, k), 0.0, False, **named)
 
 
 def _causal_weights(
     first: Any, last: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: None = None,
     dropout_p: float = 0.0, is_causal: bool = True, dropout_mask: None = None, **named: Any,
 ) -> Any:  # fmt: skip
-    """As above with all keys, which the weights have a column for, and a mask that is added to the scores."""
+    """As above with all keys, which the weights have a column for."""
     return aten._scaled_dot_product_attention_math.default(q, k, v, _added(first, q, k), 0.0, False, None, **named)
 
 
@@ -87,7 +88,7 @@ def _causal_tile(
     first: Any, last: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0,
     is_causal: bool = True, *, attn_mask: None = None, **named: Any,
 ) -> Any:  # fmt: skip
-    """As above, with a mask that is added to the scores."""
+    """As above, by the kernel itself."""
     k, v = k[..., :last, :], v[..., :last, :]
     if first == 0:
         return aten._scaled_dot_product_flash_attention_for_cpu.default(q, k, v, 0.0, True, **named)
@@ -95,15 +96,14 @@ def _causal_tile(
     return aten._scaled_dot_product_flash_attention_for_cpu.default(q, k, v, 0.0, False, attn_mask=mask, **named)
 
 
-def _seen(first: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """Which keys the rows from `first` on see: those up to their own position."""
-    return torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril_(first)
-
-
 def _added(first: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """The same as numbers to add to the scores."""
-    seen = _seen(first, q, k)
-    return torch.zeros_like(seen, dtype=q.dtype).masked_fill_(~seen, float("-inf"))
+    """What to add to the scores of the rows from `first` on: nothing for the keys up to their own position, which they see."""
+    unseen = torch.full((q.shape[-2], k.shape[-2]), float("-inf"), dtype=q.dtype, device=q.device)
+    return unseen.triu_(first + 1)
+
+
+def _mask_bytes(q: Spec, k: Spec, *rest: Any, **named: Any) -> Any:
+    return q.shape[-2] * k.shape[-2] * q.dtype.itemsize
 
 
 @flows(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)

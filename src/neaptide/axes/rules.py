@@ -43,13 +43,15 @@ class Axis:
     A part runs the op itself on the cut inputs, with its size put in for the arguments that name it: `sizes` holds
     (argument, position in it), the position None where the argument is the number itself. Where the op depends on the
     position too (`arange`), `instead` is run: the part's first position and the one after its last come before the op's own
-    arguments. Sizes and positions count along the dim of the first result that flows: units times its `block`.
+    arguments. Sizes and positions count along the dim of the first result that flows: units times its `block`. What it makes
+    for itself is told by `beside`: bytes, of a part's arguments.
     """
 
     inputs: tuple[Flow | None, ...]
     outputs: tuple[Flow | Reduced | None, ...]
     sizes: tuple[tuple[int, int | None], ...] = ()
     instead: Callable[..., Any] | None = None
+    beside: Callable[..., Any] | None = None
 
     @property
     def block(self) -> Any:

@@ -72,6 +72,7 @@ class Adapter:
         self._ranks = Ranks(model, same_sizes)
         self._root = Unit("", model)
         self.planner = Planner(self, reserve, offload and not self._ranks.agree, loss)
+        self.planner.ledger.gathered = self._ranks.gathered
         self.planner.sharded = self.planner.rates.only_whole = self._ranks.agree
         self.planner.rates.selective = selective
         self._course: Course | None = None

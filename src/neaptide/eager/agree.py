@@ -28,6 +28,9 @@ class Ranks:
 
     def __init__(self, model: nn.Module, same_sizes: bool) -> None:
         self.agree = _is_sharded(model)
+        self.gathered = _gathered(model) if self.agree else 0
+        """Bytes that are there in a step beside the parameters as a call finds them: while it runs, the outermost module's are
+        whole beside this rank's share, and one group of the others is gathered."""
         self._same_sizes = same_sizes
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
 
@@ -58,3 +61,21 @@ def _is_sharded(model: nn.Module) -> bool:
     from torch.distributed.fsdp import FSDPModule
 
     return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def _gathered(model: nn.Module) -> int:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+    groups = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    inner = {id(m) for group in groups for m in group.modules() if m is not group and isinstance(m, FSDPModule)}
+    known: set[int] = set()
+    largest = shares = 0
+    for group in reversed(groups):  # from the inside outwards: what an inner group has is not the outer's
+        own = [p for p in group.parameters() if id(p) not in known]
+        known.update(map(id, own))
+        if id(group) in inner:
+            largest = max(largest, sum(p.numel() * p.element_size() for p in own))
+        else:
+            shares += sum(p.to_local().nbytes for p in own if isinstance(p, DTensor))
+    return largest + shares

@@ -56,6 +56,8 @@ class Ledger:
         self._modules = [weakref.ref(module) for module in modules]
         self._optimizer = weakref.ref(optimizer) if optimizer is not None else None
         self._reserve = reserve
+        self.gathered = 0
+        """What FSDP gathers for a while, beside what the parameters take when looked at."""
         self._saved: dict[weakref.ref[torch.Tensor], Saved] = {}
         self._backward = -1
         self._flowing: set[int | None] = set()
@@ -114,7 +116,11 @@ class Ledger:
     def _aside(self, held: Sequence[Resident]) -> list[Resident]:
         """What is set aside beside all that is held: by the user, and for what no tensor has."""
         unseen = min(UNSEEN, sum(each.bytes for each in held if each.kind == "parameter") // 16 & -PAGE)
-        found = (Resident("reserve", "other", self._reserve), Resident("small allocations", "other", unseen))
+        found = (
+            Resident("gathered by FSDP", "parameter", self.gathered),
+            Resident("reserve", "other", self._reserve),
+            Resident("small allocations", "other", unseen),
+        )
         return [each for each in found if each.bytes]
 
     def _buckets(self) -> Iterator[Resident]:

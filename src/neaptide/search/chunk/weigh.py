@@ -91,7 +91,7 @@ class Scales:
             max((-(-ENOUGH_ROWS // max(self.shapes.sizes[r], 1)) for r in region.rows), default=1),
             int((form.before @ self.bytes).max()),
             int(form.standing @ self.bytes),
-            int((form.body @ self.bytes).max(initial=0)),
+            int((form.body @ self.bytes).max(initial=0)) + self._beside(region),
             before + fresh * machine.touch,
             fixed + len(region.made) * 2 * machine.call,
             shared + copied * written,
@@ -99,6 +99,10 @@ class Scales:
             prices.made[form.ops],
             machine,
         )
+
+    def _beside(self, region: Region) -> int:
+        """What parts make for themselves, if they were whole."""
+        return max((self.shapes.beside(part.op, part.axis) for part in region.parts if part.axis.beside is not None), default=0)
 
     def _turned(self, region: Region) -> float:
         """Seconds in which each round copies what it multiplies by whole, to have it dense."""
