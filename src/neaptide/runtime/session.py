@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -46,6 +48,18 @@ class Stats:
 def run(piece: Emitted, args: list[Any]) -> Sequence[Any]:
     """Run a piece of a program."""
     return piece.run(args)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No search for cycles of garbage: what planning makes for a moment would set one off, which takes longer than the plan."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 class Session:
@@ -197,8 +211,9 @@ class Session:
         start = time.perf_counter()
         self.stats.plans += 1
         try:
-            there = self.base(call) + (self.ledger.saved if saved is None else saved)
-            return self._choose(call, there, self._place(call.unit, len(self.calls) if before is None else before))
+            with uncollected():
+                there = self.base(call) + (self.ledger.saved if saved is None else saved)
+                return self._choose(call, there, self._place(call.unit, len(self.calls) if before is None else before))
         finally:
             self.stats.planning_seconds += time.perf_counter() - start
 
