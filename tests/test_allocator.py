@@ -1,12 +1,14 @@
 """What the C library's allocator keeps, in a process of its own with its default settings."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys
 
 SCRIPT = """
 import resource, torch
-from neaptide.allocator import KEPT_PAGES, keep_pages
+from neaptide.allocator import keep_pages
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -23,7 +25,7 @@ print(before, usual())
 """
 
 
-def test_pages_of_freed_blocks_are_kept():
+def test_pages_of_freed_blocks_are_kept() -> None:
     settings = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_")}
     told = subprocess.run([sys.executable, "-c", SCRIPT], env=settings, capture_output=True, text=True, check=True)
     before, after = map(int, told.stdout.split())

@@ -26,10 +26,11 @@ from neaptide.timeline import Timeline
 
 COMPILED, ADAPTED = "neaptide.compile", "neaptide.adapt"
 PEAK_OFF, BY_RULE_OFF = 0.01, 0.1
-"""How far peaks lie from dry runs and plans, and from rules of thumb, in nine cases of ten (benchmarks/advise.py)."""
+"""How far peaks are taken to lie from dry runs and plans (benchmarks/advise.py says how often that holds), and from rules of
+thumb, which nobody measured."""
 CALIBRATED_OFF, MEASURED_OFF, SHEET_OFF = 0.2, 0.1, 0.5
-"""How far times lie from predictions by the calibration, beside a plain step that was timed, and by a data sheet, which nobody
-has measured here."""
+"""How far times are taken to lie from predictions by the calibration, beside a plain step that was timed, and by a data sheet.
+Assumed: none is fitted to measurements yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,11 @@ class Row:
     """Whether `Advice.apply` can turn it on; else there is code to paste."""
     peak_off: float = PEAK_OFF
     seconds_off: float = CALIBRATED_OFF
-    """How far the truth may be, either way, in nine cases of ten: shares of what is predicted."""
+    """How far the truth may be, either way: shares of what is predicted."""
 
     @property
     def peak_range(self) -> tuple[int, int]:
-        """Where the peak lies in nine cases of ten.
+        """Where the peak should lie.
 
         >>> Row("plain", 1000, 2.0, 8, peak_off=0.01).peak_range
         (990, 1010)
@@ -67,7 +68,7 @@ class Row:
 
     @property
     def seconds_range(self) -> tuple[float, float]:
-        """Where the step's seconds lie in nine cases of ten."""
+        """Where the step's seconds should lie."""
         return self.seconds * (1 - self.seconds_off), self.seconds * (1 + self.seconds_off)
 
     @property

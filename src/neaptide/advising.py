@@ -305,9 +305,8 @@ class _Case:
             return
         note = "predicted by its rule, not by a dry run: state of large parameters in 8 bits; time as in plain PyTorch"
         code = f"optimizer = torchao.optim.{name}(model.parameters(), ...)"
-        yield Row(
-            f"{name} (torchao)", plain.peak - saved, plain.seconds, self.batch, None, True, note, code, None, False, BY_RULE_OFF
-        )
+        about = (None, True, note, code, None, False, BY_RULE_OFF)
+        yield Row(f"{name} (torchao)", plain.peak - saved, plain.seconds, self.batch, *about)
 
     def _sharded(self, plain: Row, ranks: int) -> Row:
         """FSDP: parameters, gradients and optimizer state are shared out; one block of parameters is whole at a time."""

@@ -61,7 +61,8 @@ def _attended(q: Spec, k: Spec, v: Spec, mask: Spec | None, grouped: bool, made:
             yield Axis(cuts((q, Flow(dim, block)), (k, dim), (v, dim), (mask, masked)), (Flow(dim, block),) * made)
     if rows is None or mask is None:
         masked = broadcast(mask, rank, rank - 2)
-        given, beside = cuts((q, rank - 2), (k, None), (v, None), (mask, masked)), None if rows is None else _mask_bytes
+        given = cuts((q, rank - 2), (k, None), (v, None), (mask, masked))
+        beside = _mask_bytes if rows in (_causal_rows, _causal_tile) else None  # the written-out op's workspace has it
         yield Axis(given, (Flow(rank - 2),) * made, instead=rows, beside=beside)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -28,6 +26,7 @@ from neaptide.runtime.observe import Observation, Watch, watch
 from neaptide.runtime.room import ANYTHING, Room
 from neaptide.runtime.runner import Call, Rung, Unit
 from neaptide.runtime.training import Training
+from neaptide.runtime.uncollected import uncollected
 from neaptide.search import chain
 from neaptide.search.chain import Link
 
@@ -48,18 +47,6 @@ class Stats:
 def run(piece: Emitted, args: list[Any]) -> Sequence[Any]:
     """Run a piece of a program."""
     return piece.run(args)
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """No search for cycles of garbage: what planning makes for a moment would set one off, which takes longer than the plan."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 class Session:
