@@ -11,6 +11,7 @@ quartiles. Activations are the peak less parameters, buffers, inputs and outputs
     longest  the longest input inside what written-out attention takes at a base size
     budgets  eight budgets from the plain peak to the smallest reachable: held, and peaks follow them
     rank     predicted and measured seconds of the distinct plans of such sweeps, with rewriting and without
+    planning seconds of the first plan of 12 layers, and of new lengths
 
     python benchmarks/chunk.py [--section memory,longest] [--only gpt2,unet] [--json chunk.json] [--plot chunk.svg]
 """

@@ -1,15 +1,15 @@
 """Training inside a budget: peak against step time, beside PyTorch's own budget and block checkpointing.
 
-Ways: eager, the library's own gradient checkpointing, `aot_eager` with `activation_memory_budget` from 1 to 0; ours with each
-distinct peak of those as its budget; ours with less than any of them; and the lowest that we reach by recomputation alone
-(`alone`) and by all means (`ours`), beside eager. Peaks: in a process with MALLOC_MMAP_THRESHOLD_=65536, the kernel's
-high-water mark of a step after two to warm up. Times: ours and theirs in one process with the default allocator, steps taken in
-turns, the median ratio of the pairs.
+Ways: eager, the library's own gradient checkpointing, `aot_eager` with `activation_memory_budget` from 1 to 0, and inductor too
+with `--inductor`; ours with each distinct peak of those as its budget; ours with less than any of them; and the lowest that we
+reach by recomputation alone (`alone`) and by all means (`ours`), beside eager. Peaks: in a process with
+MALLOC_MMAP_THRESHOLD_=65536, the kernel's high-water mark of a step after two to warm up. Times: ours and theirs in one process
+with the default allocator, steps taken in turns, the median ratio of the pairs.
 
 With `--budgets`: three sizes of each model, budgets from what eager takes down to the smallest reachable and one below it,
 each beside the peak that a step inside it takes.
 
-    python benchmarks/remat.py [--only bert,vit] [--pairs 21] [--json remat.json] [--plot remat.svg] [--budgets]
+    python benchmarks/remat.py [--only bert,vit] [--pairs 21] [--inductor] [--json remat.json] [--plot remat.svg] [--budgets]
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ SHARES = (1.0, 0.7, 0.5, 0.3, 0.1, 0.0)
 SIZES = (1.0, 0.75, 0.5)
 """Of the batch, how much is taken: of the length of texts, of the number of images, of the side of what UNet reads."""
 THEIRS = ("eager", "blocks", *(f"torch {share}" for share in SHARES))
+FUSED = tuple(f"inductor {share}" for share in SHARES)
+BACKENDS = {"torch": "aot_eager", "inductor": "inductor"}
 SAME = 0.0005
 """Peaks that differ by less are one peak."""
 LESS = 0.7
@@ -100,8 +102,8 @@ def sized(name: str, size: float) -> tuple[Any, Any]:
 
 
 def prepare(name: str, way: str) -> tuple[Callable[[], None], int]:
-    """A step of a model under one of the other ways (`eager`, `blocks`, `torch SHARE`), and the bytes that are there whatever
-    it keeps: parameters and gradients."""
+    """A step of a model under one of the other ways (`eager`, `blocks`, `torch SHARE`, `inductor SHARE`), and the bytes that
+    are there whatever it keeps: parameters and gradients."""
     import torch
 
     model, inputs = build(name)
@@ -110,9 +112,9 @@ def prepare(name: str, way: str) -> tuple[Callable[[], None], int]:
     if kind == "blocks":
         enable = getattr(model, "gradient_checkpointing_enable", None) or model.enable_gradient_checkpointing
         enable()
-    elif kind == "torch":
+    elif kind in BACKENDS:
         torch._functorch.config.activation_memory_budget = float(figure)
-        call = torch.compile(model, backend="aot_eager")
+        call = torch.compile(model, backend=BACKENDS[kind])
     step = _step(call, model, inputs)
     for _ in range(WARM):
         step()
@@ -149,8 +151,8 @@ class Ours:
         return self._step
 
 
-def theirs(name: str) -> Row:
-    """What a step takes under each of the other ways."""
+def theirs(name: str, ways: Sequence[str]) -> Row:
+    """What a step takes under each of some other ways."""
     import gc
 
     import torch
@@ -158,7 +160,7 @@ def theirs(name: str) -> Row:
     from neaptide.measurement import measure
 
     found: Row = {}
-    for way in THEIRS:
+    for way in ways:
         step, fixed = prepare(name, way)
         found[way] = {"peak": measure(step).peak, "fixed": fixed}
         del step
@@ -230,15 +232,15 @@ def turns(name: str, kind: str, pairs: int, beside: Sequence[tuple[str, int | st
     return {"found": found}
 
 
-def rows_of(name: str, pairs: int) -> Iterator[Row]:
+def rows_of(name: str, pairs: int, others: Sequence[str] = THEIRS) -> Iterator[Row]:
     """Every way; then ours inside the peak of each, with our time beside its; then the lowest, beside eager."""
-    taken = _asked("theirs", name)
+    taken = _asked("theirs", name, others)
     if "failed" in taken:
         yield {"model": name, "way": "others", **taken}
         return
     ways = {way: row for way, row in taken.items() if _is_new(way, taken)}
     fixed = taken["eager"]["fixed"]
-    less = int(fixed + LESS * (min(row["peak"] for row in taken.values()) - fixed))
+    less = int(fixed + LESS * (min(taken[way]["peak"] for way in THEIRS if way in taken) - fixed))
     beside: list[tuple[str, int | str]] = [(way, row["peak"]) for way, row in ways.items()]
     beside += [("eager", less), ("eager", "min")]
     own = _rows(name, "ours", pairs, beside)
@@ -316,6 +318,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=21, help="how many times the two take turns; 0 for peaks alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rows there, after each of them")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw peaks and times: .svg or .html")
+    parser.add_argument("--inductor", action="store_true", help="inductor's budgets too, which take minutes to compile")
     parser.add_argument("--budgets", action="store_true", help="whether budgets hold, instead")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -327,9 +330,9 @@ def main() -> None:
     if options.budgets:
         heads = f"{'model':<11}{'size':<6}{'eager MB':>9}{'least MB':>10}{'most':>8}{'rises':>8}{'off':>8}  peak / budget"
     print(heads)
-    found = []
+    found, others = [], (*THEIRS, *FUSED) if options.inductor else THEIRS
     for name in options.only.split(","):
-        for row in held(name) if options.budgets else rows_of(name, options.pairs):
+        for row in held(name) if options.budgets else rows_of(name, options.pairs, others):
             found.append(row)
             print(held_line(row) if options.budgets else line(row), flush=True)
             if options.json:

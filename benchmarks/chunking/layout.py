@@ -118,6 +118,17 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("predicted s", 13, _get("predicted_seconds", ".3f")),
         Column("monotone", 10, _yes("monotone")),
     ),
+    "planning": (
+        Column("model", 11, _get("family")),
+        Column("rewriting", 11, _yes("rewrite")),
+        Column("layers", 8, _get("layers")),
+        Column("budget MB", 11, _megabytes("budget")),
+        Column("first s", 9, _get("first", ".2f")),
+        Column("captures", 10, _get("captures")),
+        Column("new lengths", 13, _get("new")),
+        Column("usual ms", 10, _get("usual", ".1f", 1e-3)),
+        Column("longest ms", 12, _get("longest", ".1f", 1e-3)),
+    ),
     "rank": (
         Column("model", 11, _get("family")),
         Column("step", 6, _get("step")),

@@ -39,6 +39,9 @@ class Bench:
     def plan(self, variant: Variant) -> Answer:
         return self._ask("plan", [variant])
 
+    def planning(self, variant: Variant) -> Answer:
+        return self._ask("planning", [variant])
+
     def plans(self, variants: Sequence[Variant]) -> Answer:
         return self._ask("plans", variants)
 

@@ -125,6 +125,21 @@ def rank(bench: Bench, family: str) -> Iterator[Row]:
     yield {"family": family, "plans": len(pairs), **correlations(pairs)}
 
 
+def planning(bench: Bench, family: str) -> Iterator[Row]:
+    """What the first plan of a model of 12 layers takes inside 60 % of its plain peak, and those of new lengths; texts only."""
+    if FAMILIES[family].unit != "tokens":
+        return
+    for rewrite in (True, False):
+        variant = replace(bench.variant(family, 2048, way="ours", rewrite=rewrite), layers=bench.layers or 12)
+        told = bench.planning(variant)
+        row: Row = {"family": family, "rewrite": rewrite, "layers": variant.layers, **told}
+        if "failed" not in told:
+            (_, row["first"]), *later = told["taken"]
+            new = [seconds for _, seconds in later]
+            row |= {"new": len(new), "usual": statistics.median(new), "longest": max(new)}
+        yield row
+
+
 SECTIONS: dict[str, Callable[[Bench, str], Iterator[Row]]] = {
     "memory": memory,
     "sdpa": sdpa,
@@ -132,6 +147,7 @@ SECTIONS: dict[str, Callable[[Bench, str], Iterator[Row]]] = {
     "longest": longest,
     "budgets": budgets,
     "rank": rank,
+    "planning": planning,
 }
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 WARM = 2
+LENGTHS = (1.0, 0.9, 0.97, 0.81, 0.93, 0.85, 0.99, 0.87, 0.95)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,26 @@ def plans(variants: Sequence[Variant]) -> dict[str, Any]:
     return {"plans": [_guarded(lambda variant=variant: plan(variant)) for variant in variants]}
 
 
+def planning(variant: Variant) -> dict[str, Any]:
+    """What planning takes at one length after the other, shares of the longest, of which a first one does not fit whole."""
+    import torch
+    from benchmarks.chunking.families import make
+
+    import neaptide
+    from neaptide.dryrun import run_step
+
+    model, inputs = make(variant.family, variant.size, variant.layers, variant.form)
+    budget = int(0.6 * neaptide.estimate(model, inputs, train=False).peak)
+    handle = neaptide.compile(model, budget=budget, rewrite=variant.rewrite)
+    taken: list[tuple[int, float]] = []
+    for share in LENGTHS:
+        length, before = int(share * variant.size), handle.stats.planning_seconds
+        shorter = {name: torch.tensor(given[:, :length].tolist()) for name, given in inputs.items()}  # not a view: one capture
+        run_step(handle, shorter, False)
+        taken.append((length, handle.stats.planning_seconds - before))
+    return {"budget": budget, "taken": taken, "captures": handle.stats.captures}
+
+
 def estimate(variant: Variant) -> dict[str, Any]:
     """What plain eager PyTorch would take, with nothing executed."""
     from benchmarks.chunking.families import make
@@ -153,7 +174,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         case "plans":
             return plans(variants)
         case what:
-            return _guarded(lambda: {"peak": peak, "plan": plan, "estimate": estimate}[what](variants[0]))
+            return _guarded(lambda: {"peak": peak, "plan": plan, "planning": planning, "estimate": estimate}[what](variants[0]))
 
 
 def _guarded(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -11,14 +11,14 @@ from benchmarks.common.drawing import WIDTH, sheet, text
 
 Row = dict[str, Any]
 Point = tuple[float, float]
-COLOURS = {"eager": "#98a2ad", "blocks": "#7f9fc6", "torch": "#b58bc9", "ours": "#d9603f"}
+COLOURS = {"eager": "#98a2ad", "blocks": "#7f9fc6", "torch": "#b58bc9", "inductor": "#6fae8f", "ours": "#d9603f"}
 ACROSS, SIDE, GAP, TOP = 3, 280, 30, 40
 
 
 def draw(rows: Sequence[Row]) -> str:
     """The drawing of the rows of `remat.py`."""
     lines = [text(10, 20, "Peak (to the right) and seconds of a step (upwards)", "title")]
-    lines += [text(WIDTH - 260 + 65 * i, 20, name, fill=colour) for i, (name, colour) in enumerate(COLOURS.items())]
+    lines += [text(WIDTH - 325 + 65 * i, 20, name, fill=colour) for i, (name, colour) in enumerate(COLOURS.items())]
     place = -1
     for place, (model, group) in enumerate(groupby(rows, key=lambda row: row["model"])):
         left, low = 10 + (SIDE + GAP) * (place % ACROSS), TOP + (SIDE + GAP) * (place // ACROSS) + SIDE

@@ -164,6 +164,17 @@ class Graph:
         given = ((known[leaf] for leaf in each if isinstance(leaf, fx.Node)) for each in leaves)
         return [tuple(v for v in each if isinstance(values[v].fake, torch.Tensor)) for each in given]
 
+    def spec(self, value: int) -> Spec:
+        """The shape, strides, dtype and device of a tensor, as expressions."""
+        found = self._specs.get(value)
+        if found is None:
+            found = self._specs[value] = spec_of(self.values[value].fake)
+        return found
+
+    @cached_property
+    def _specs(self) -> dict[int, Spec]:
+        return {}
+
     def storage_of(self, value: int) -> int | None:
         return self.values[value].storage
 

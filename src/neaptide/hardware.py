@@ -66,6 +66,8 @@ class Machine:
     """Writing to fresh memory, beside the writing itself."""
     away: float
     """Sending to the disk, from an accelerator to the host, and fetching; infinite where there is none to send to."""
+    score: float = 0.0
+    """A score of attention, beside the arithmetic of its products."""
     half: float = 1.0
     """What arithmetic takes in half precision, of that in single; as much, where it was not timed."""
 
@@ -92,12 +94,15 @@ def figures(seconds: Mapping[str, float]) -> Machine:
     stream = max(seconds["stream"] / (3 * LARGE / 4), byte)
     product = seconds["product"] / (2 * 512 * 768 * 768)
     ready = seconds["ready"] - 2 * 64 * 1024 * 4096 * product
+    scores, wide, slim = 4 * 512 * 512, seconds["attention"], seconds["narrow"]
+    attention = max((wide - slim) / (4 * scores * (64 - 16)), wide / (4 * scores * 64) / 4)
     return Machine(
         call=seconds["tiny"] * 2,
         view=seconds["view"] * 2,
         product=product,
         batched=max(seconds["batched"] / (2 * 8 * 256 * 64 * 1024), product),
-        attention=seconds["attention"] / (4 * 4 * 512 * 512 * 64),
+        attention=attention,
+        score=max(wide / scores - 4 * 64 * attention, 0.0),
         convolution=seconds["convolution"] / (2 * 64 * 64 * 9 * 32 * 32),
         function=max(seconds["gelu"] / (1 << 18) - 8 * byte, 0.0),
         softmax=max(seconds["softmax"] / (256 * 1024) - 8 * byte, 0.0),
@@ -119,6 +124,7 @@ def time_probes(device: str) -> tuple[dict[str, float], float]:
 
     tiny, row, scores = ones(8), ones(1 << 18), ones(256, 1024)
     a, b, c, q = ones(512, 768), ones(768, 768), ones(512, 768), ones(1, 4, 512, 64)
+    slim = ones(1, 4, 512, 16)
     rows, chances = ones(1 << 18), ones(256, 1024)
     image, kernel = ones(1, 64, 32, 32), ones(64, 64, 3, 3)
     far, farther, there = ones(LARGE // 16), ones(LARGE // 16), ones(LARGE // 16)
@@ -135,6 +141,7 @@ def time_probes(device: str) -> tuple[dict[str, float], float]:
         "ready": lambda: torch.mm(few, next(weights), out=out),
         "batched": lambda: torch.bmm(heads, keys, out=pairs),
         "attention": lambda: functional.scaled_dot_product_attention(q, q, q),
+        "narrow": lambda: functional.scaled_dot_product_attention(slim, slim, slim),
         "convolution": lambda: torch.conv2d(image, kernel, padding=1),
         "gelu": lambda: torch.ops.aten.gelu.out(row, out=rows),
         "softmax": lambda: torch.softmax(scores, -1, out=chances),

@@ -25,7 +25,7 @@ class Instances:
         self.storage: list[int] = []
         self.values: list[int] = []
         self._copies: dict[int, int] = {}
-        self.lent = (*self.enter(graph.inputs), *self.enter(graph.constants))
+        self.lent = dict.fromkeys((*self.enter(graph.inputs), *self.enter(graph.constants)))
 
     def enter(self, values: Iterable[int]) -> tuple[int, ...]:
         """Values from outside: those of one storage share one instance. Returns the new instances."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ def price(
     moved = sum(min(g.nbytes, made) if target in LOOKED_UP else g.nbytes for g in given)
     again = sum(given[i].nbytes for i in whole)
     rate = machine.fetch if target in PRODUCTS else machine.stream
-    turned = {i: turning(spec, machine) for i, spec in enumerate(given)} if target in PRODUCTS else {}
+    turned = {i: readying(target, i, given, machine) for i in range(len(given))} if target in PRODUCTS else {}
     every = sum(turned.pop(i, 0.0) for i in whole)
     work = _work(target, given, results, machine) * (0.5 if causal else 1.0) * (machine.half if _is_half(given) else 1.0)
     work += sum(turned.values())
@@ -57,10 +58,31 @@ def _is_half(given: Sequence[Spec]) -> bool:
     return any(spec.dtype in (torch.bfloat16, torch.float16) for spec in given)
 
 
-def turning(matrix: Spec, machine: Machine) -> float:
-    """Seconds in which a product copies a matrix first: where neither its rows nor its columns are dense."""
-    scattered = len(matrix.shape) > 1 and 1 not in matrix.shape[-2:] and not {0, 1}.intersection(matrix.stride[-2:])
-    return _count(matrix) * machine.scattered if scattered else 0.0
+def readying(target: Any, position: int, given: Sequence[Spec], machine: Machine) -> float:
+    """Seconds in which a product copies one of its operands first: a matrix of which neither rows nor columns are dense, or a
+    batch of matrices, or of rows, that are not evenly apart."""
+    spec = given[position]
+    if len(spec.shape) < 2 or not spec.stride:
+        return 0.0
+    if target is aten.linear.default or (target is aten.matmul.default and len(given) > 1 and len(given[1].shape) == 2):
+        copied = position == 0 and not _is_even(spec, 1)
+    else:
+        copied = target is aten.matmul.default and not _is_even(spec, 2)
+    if copied:
+        dense = spec.stride[-1] == 1
+        return spec.nbytes * (machine.byte + machine.stream) if dense else _count(spec) * machine.scattered * TURNED
+    scattered = 1 not in spec.shape[-2:] and not {0, 1}.intersection(spec.stride[-2:])
+    return _count(spec) * machine.scattered if scattered else 0.0
+
+
+TURNED = 1 / 3
+"""What copying a number of a matrix takes whose columns are dense, of one that is dense in neither way."""
+
+
+def _is_even(spec: Spec, inner: int) -> bool:
+    """Whether all dims but the inner ones can be seen as one."""
+    outer = [(n, step) for n, step in zip(spec.shape[:-inner], spec.stride[:-inner], strict=True) if n != 1]
+    return all(step == n * below for (_, step), (n, below) in pairwise(outer))
 
 
 def is_causal(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -121,7 +143,7 @@ def _work(target: Any, args: Sequence[Spec], results: Sequence[Spec], machine: M
         back = name.endswith("_backward")
         q, k = args[1:3] if back else args[:2]
         pairs = _count(q) // q.shape[-1] * k.shape[-2]
-        return (10.0 if back else 4.0) * pairs * q.shape[-1] * machine.attention
+        return (2.5 if back else 1.0) * pairs * (4.0 * q.shape[-1] * machine.attention + machine.score)
     if torch.Tag.nondeterministic_seeded in target.tags:
         return elements * machine.random
     if "softmax" in name:
@@ -129,7 +151,7 @@ def _work(target: Any, args: Sequence[Spec], results: Sequence[Spec], machine: M
     if name in FUNCTIONS:
         return elements * machine.function
     if "norm" in name:
-        return elements * machine.softmax / 2
+        return elements * machine.softmax * (1.5 if name == "native_layer_norm" else 0.5)
     return 0.0
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -153,6 +154,11 @@ def quotient(whole: Any, part: Any) -> Any:
         return 1
     if isinstance(whole, int) and isinstance(part, int):
         return whole // part if part and whole % part == 0 else None
+    return _ratio(whole, part)
+
+
+@lru_cache(maxsize=1 << 14)
+def _ratio(whole: Any, part: Any) -> Any:
     ratio = sympy.cancel(sympy.sympify(whole) / part)
     if ratio.is_Integer:
         return int(ratio)
@@ -166,7 +172,12 @@ def _is_whole_polynomial(ratio: Any) -> bool:
 
 def equal(a: Any, b: Any) -> bool:
     """Whether two sizes are the same at every size of the capture."""
-    return a == b or (not (isinstance(a, int) and isinstance(b, int)) and sympy.expand(a - b) == 0)
+    return a == b or (not (isinstance(a, int) and isinstance(b, int)) and _is_nothing(a - b))
+
+
+@lru_cache(maxsize=1 << 14)
+def _is_nothing(difference: Any) -> bool:
+    return sympy.expand(difference) == 0
 
 
 def print_expression(expression: Expr) -> str:

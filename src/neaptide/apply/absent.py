@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import torch
 
-from neaptide.graph import Graph, spec_of
+from neaptide.graph import Graph
 from neaptide.program import Drop, Fetch, Program, Rerun, Run, Same, Step, makes, reads, with_drops
 
 ADD = torch.ops.aten.add.Tensor
@@ -92,7 +92,7 @@ def other_summand(graph: Graph, index: int, zero: Set[int]) -> int | None:
     other = right if left in zero else left if right in zero else None
     if other is None or other in zero:
         return None
-    return other if spec_of(graph.values[other].fake) == spec_of(graph.values[op.outputs[0]].fake) else None
+    return other if graph.spec(other) == graph.spec(op.outputs[0]) else None
 
 
 def _needed(graph: Graph, steps: list[Step]) -> list[Step]:

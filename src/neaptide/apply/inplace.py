@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from neaptide.graph import Graph, spec_of
+from neaptide.graph import Graph
 from neaptide.instances import Instances
 from neaptide.legality import check
 from neaptide.ops import can_write_onto_first
@@ -73,7 +73,7 @@ class _State:
             return None
         (onto, value) = op.inputs if op.inputs[0] == op.writes[0] else op.inputs[::-1]
         home = self.merged.home[onto]
-        same = spec_of(self.graph.values[onto].fake) == spec_of(self.graph.values[value].fake)
+        same = self.graph.spec(onto) == self.graph.spec(value)
         return value if same and home is not None and home == self.merged.home[value] else None
 
 
@@ -86,7 +86,8 @@ def overwritable(graph: Graph, index: int, home: Callable[[int], int | None]) ->
     old, new = graph.values[first], graph.values[op.outputs[0]]
     if old.storage is None or new.storage is None or new.storage == old.storage:
         return None
-    same = graph.storages[old.storage].size == graph.storages[new.storage].size and spec_of(old.fake) == spec_of(new.fake)
+    (made,), sizes = op.outputs, [graph.storages[s].size for s in (old.storage, new.storage)]
+    same = sizes[0] == sizes[1] and graph.spec(first) == graph.spec(made)
     return first if same and all(v == first or home(v) != home(first) for v in op.inputs) else None
 
 

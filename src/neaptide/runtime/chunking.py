@@ -12,6 +12,7 @@ from neaptide.graph import Graph
 from neaptide.hardware import this_machine
 from neaptide.search.chunk import Net, Selection, candidates, select
 from neaptide.search.chunk.forms import Forms
+from neaptide.search.chunk.kinds import Kinds
 from neaptide.search.chunk.select import Paths
 from neaptide.search.chunk.weigh import Prices, Scales
 
@@ -26,7 +27,7 @@ class Chunking:
 
     def __init__(self, graph: Graph) -> None:
         self.net = Net(graph)
-        self._forms: list[Forms] = []
+        self._forms: list[tuple[Forms, Kinds]] = []
         self._paths: dict[tuple[int, ...], list[Paths]] = {}
 
     def ways(self, dims: tuple[int, ...], room: int | None, exact: bool) -> Ways:
@@ -40,15 +41,16 @@ class Chunking:
         if not self._forms:
             self._look(Prices(self.net, dims, machine))
         prices = Prices(self.net, dims, machine)
-        return [Paths(Scales(forms, prices)) for forms in self._forms]
+        return [Paths(Scales(forms, prices), kinds) for forms, kinds in self._forms]
 
     def _look(self, prices: Prices) -> None:
         """Find the regions, as they are at one size: the table of sizes grows by those that they name."""
         scales = Scales(Forms(self.net), prices)
         variants = dict.fromkeys((frozenset(), self._better_again(scales, False), self._better_again(scales, True)))
-        self._forms = [Forms(self.net, late) for late in variants]
-        for forms in self._forms:
-            forms.add(candidates(self.net, Scales(forms, prices)))
+        for late in variants:
+            forms = Forms(self.net, late)
+            forms.add(*candidates(self.net, Scales(forms, prices)))
+            self._forms.append((forms, Kinds(forms)))
 
     def _better_again(self, scales: Scales, rows: bool) -> frozenset[int]:
         """The ops whose results are better made again for each use than kept: large, light, and made of little (masks).

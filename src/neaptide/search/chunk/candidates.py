@@ -6,12 +6,13 @@ little to read and to hand on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import combinations, product
 
 from neaptide.axes import Axis
 from neaptide.search.chunk.net import Net
 from neaptide.search.chunk.regions import Region, grow
+from neaptide.search.chunk.stretches import Moved, Stretches
 from neaptide.search.chunk.weigh import Scales
 
 LARGE = 1 / 16
@@ -21,20 +22,22 @@ CLOSE = 3
 """How many waists away one is still close by."""
 
 
-def candidates(net: Net, scales: Scales) -> tuple[Region, ...]:
-    """Regions of a graph, with cheap makers of what they read left outside or run again."""
+def candidates(net: Net, scales: Scales) -> tuple[tuple[Region, ...], Mapping[Region, Moved]]:
+    """Regions of a graph, with cheap makers of what they read left outside or run again; and which are others, moved."""
+    forms = scales.forms
+    stretches = Stretches(net, forms.late, forms.born, forms.last)
     found: dict[Region, None] = {}
     seen: set[tuple[int, object]] = set()
     for seed, axis in _seeds(net, scales):
         if (seed, _key(axis)) in seen:
             continue
-        widest = grow(net, seed, axis, 0, scales.forms.count, scales.forms.late)
+        widest = grow(net, seed, axis, 0, forms.count, forms.late)
         if widest is None:
             continue
         seen.update((part.op, _key(part.axis)) for part in widest.parts)
         found[widest] = None
-        found.update(dict.fromkeys(_narrower(net, scales, widest)))
-    return tuple(found)
+        found.update(dict.fromkeys(_narrower(stretches, scales, widest)))
+    return tuple(found), stretches.moved
 
 
 def _key(axis: Axis) -> object:
@@ -58,15 +61,15 @@ def _seeds(net: Net, scales: Scales) -> Iterator[tuple[int, Axis]]:
                 yield index, axis
 
 
-def _narrower(net: Net, scales: Scales, widest: Region) -> Iterator[Region]:
+def _narrower(stretches: Stretches, scales: Scales, widest: Region) -> Iterator[Region]:
     """Its heads and tails at every waist, and what lies between any two of the lowest waists, or two close together."""
     axis_of = {part.op: part.axis for part in widest.parts}
-    largest = {op: max((scales.storage_bytes(s) for s in _storages(net, op)), default=0) for op in axis_of}
+    largest = {op: max((scales.storage_bytes(s) for s in _storages(stretches.net, op)), default=0) for op in axis_of}
     for start, stop in _bounds(scales, widest):
         inner = [op for op in axis_of if start <= op < stop and op not in scales.forms.late]
         if inner:
             seed = max(inner, key=lambda op: largest[op])
-            region = grow(net, seed, axis_of[seed], start, stop, scales.forms.late)
+            region = stretches.grow(seed, axis_of[seed], start, stop)
             if region is not None:
                 yield region
 

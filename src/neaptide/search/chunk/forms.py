@@ -6,8 +6,8 @@ size costs a product of matrices. No program is made for a look.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from neaptide.program import reads_of_parts
 from neaptide.rounds import ADDED
 from neaptide.search.chunk.net import Net
 from neaptide.search.chunk.regions import Region
+from neaptide.search.chunk.stretches import Moved
 from neaptide.timing import read_whole
 
 
@@ -28,7 +29,6 @@ class Form:
     before: np.ndarray
     standing: np.ndarray
     body: np.ndarray
-    ops: np.ndarray
     fetched: np.ndarray
     """What every round multiplies by whole."""
     again: np.ndarray
@@ -64,10 +64,29 @@ class Forms:
     def _late_kinds(self, op: int) -> list[int]:
         return sorted(self.net.alike[m] for m in self.late_makers([op]))
 
-    def add(self, regions: Iterable[Region]) -> None:
-        """Look at more regions."""
-        known = {form.region for form in self.forms}
-        self.forms.extend(self._form(region) for region in regions if region not in known)
+    def add(self, regions: Iterable[Region], moved: Mapping[Region, Moved]) -> None:
+        """Look at regions, of which some are others that were moved."""
+        known: dict[Region, Form] = {}
+        for region in regions:
+            here = moved.get(region)
+            origin = None if here is None else known.get(here.origin)
+            known[region] = self._form(region) if here is None or origin is None else self._moved(region, origin, here)
+        self.forms.extend(known.values())
+
+    def _moved(self, region: Region, origin: Form, here: Moved) -> Form:
+        """The form of a region that is another one elsewhere, where something else may be there besides."""
+        besides = self.entry[region.start] - self.entry[origin.region.start]
+        kind = origin.kind
+        if besides.any():
+            kind = self._kinds.setdefault((kind, besides.tobytes()), len(self._kinds))
+        return replace(
+            origin,
+            region=region,
+            before=origin.before + besides,
+            standing=origin.standing + besides,
+            missing=tuple(sorted(here.ops.get(op, op) for op in origin.missing)),
+            kind=kind,
+        )
 
     def _stack(self, rows: Iterable[np.ndarray]) -> np.ndarray:
         return np.array([*rows], dtype=np.int64).reshape(-1, len(self.sizes))
@@ -147,7 +166,7 @@ class Forms:
         before, standing = self._before(region)
         made = self._held(m.value for m in region.made if m.onto is None)
         body, fixed = self._body(region)
-        ops = np.array([part.op for part in region.parts])
+        ops = [part.op for part in region.parts]
         values = graph.values
         fetched: list[int | None] = []
         again: list[int | None] = []
@@ -168,7 +187,7 @@ class Forms:
         steps = tuple(tuple(self._alike[op] for op in part) for part in (ops, region.before, range(region.start, region.stop)))
         kind = self._kinds.setdefault((looks, steps, region.extent, region.rows, len(region.made)), len(self._kinds))
         inside = {part.op for part in region.parts}
-        return Form(region, *rows[:3], ops, *rows[3:], tuple(sorted(self.late_makers(inside) - inside)), kind)
+        return Form(region, *rows, tuple(sorted(self.late_makers(inside) - inside)), kind)
 
     def _before(self, region: Region) -> tuple[np.ndarray, np.ndarray]:
         """The steps before the loop, and what is there when it begins."""
@@ -243,7 +262,7 @@ def _is_tiled(target: object) -> bool:
 
 def _undominated(rows: np.ndarray) -> np.ndarray:
     """The rows that no other row is at least as large as in every column."""
-    rows = np.unique(rows, axis=0)
+    rows = rows[list({row.tobytes(): number for number, row in enumerate(rows)}.values())]
     rows = rows[np.argsort(-rows.sum(axis=1), kind="stable")]  # a row can only be dominated by one before it
     kept = np.empty_like(rows)
     count = 0

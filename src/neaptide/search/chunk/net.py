@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cached_property
 
 import torch
 
 from neaptide.axes import Axis, axes, is_listed
-from neaptide.graph import Graph, described, spec_of
+from neaptide.graph import Graph, described
 from neaptide.timing import alike
 
 
@@ -42,7 +43,7 @@ class Net:
         if op.random or op.once or op.writes or not all(_is_plain(fake) for fake in fakes):
             return ()
         args, kwargs = described(op.node)
-        found = axes(op.target, args, kwargs, [spec_of(fake) for fake in fakes])
+        found = axes(op.target, args, kwargs, [self.graph.spec(v) for v in op.outputs])
         return tuple(axis for axis in found if len(axis.inputs) == len(self.operands[index]))
 
     def is_view(self, op: int) -> bool:
@@ -50,6 +51,36 @@ class Net:
         values = self.graph.values
         given = {values[v].storage for v in self.graph.ops[op].inputs}
         return all(values[v].storage is not None and values[v].storage in given for v in self.graph.ops[op].outputs)
+
+    @cached_property
+    def ancestors(self) -> list[int]:
+        """For each op, as bits of a number: itself and all that it depends on."""
+        found: list[int] = []
+        for index, op in enumerate(self.graph.ops):
+            makers = {m for v in op.inputs if (m := self.graph.maker[v]) is not None}
+            found.append(1 << index)
+            for maker in makers:
+                found[index] |= found[maker]
+        return found
+
+    @cached_property
+    def descendants(self) -> list[int]:
+        """For each op, as bits of a number: itself and all that depends on it."""
+        found = [1 << index for index in range(len(self.graph.ops))]
+        for index in reversed(range(len(found))):
+            for maker in {m for v in self.graph.ops[index].inputs if (m := self.graph.maker[v]) is not None}:
+                found[maker] |= found[index]
+        return found
+
+    def is_read_after(self, value: int, stop: int, again: Collection[int], but: Collection[int] = ()) -> bool:
+        """Whether any op from `stop` on needs a value, `but` some, be it only to make something `again`."""
+        for user, _ in self.users[value]:
+            if user in again:
+                if any(self.is_read_after(made, stop, again, but) for made in self.graph.ops[user].outputs):
+                    return True
+            elif user >= stop and user not in but:
+                return True
+        return False
 
     @cached_property
     def alike(self) -> list[int]:

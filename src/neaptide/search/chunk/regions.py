@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from neaptide.axes import Axis, Flow, along_input, along_output, equal, quotient
-from neaptide.graph import expression, spec_of
+from neaptide.graph import expression
 from neaptide.program import Made, Part
 from neaptide.search.chunk.exactness import is_row_by_row, rows_cut
 from neaptide.search.chunk.net import Net
@@ -35,6 +35,9 @@ class Region:
     """How many rows of each matrix product one unit is, as places in the table of sizes."""
     exact: bool
     """Whether results stay the same to the last bit, with enough rows."""
+
+    def __hash__(self) -> int:
+        return hash((self.start, self.stop, self.extent, len(self.parts), len(self.made), self.parts[0].op))
 
     def __repr__(self) -> str:
         return f"Region({self.start}-{self.stop}, {len(self.parts)} ops in parts, {len(self.made)} results)"
@@ -79,26 +82,18 @@ class _Growth:
     again: frozenset[int]
     claims: bool
     loop: dict[int, Axis] = field(default_factory=dict)
-    whole: set[int] = field(default_factory=set)
-    after_seed: set[int] = field(default_factory=set)
+    whole: int = 0
+    after_seed: int = 0
+    """Ops that are done before the loop, and those that depend on the seed, as bits."""
     waiting: list[int] = field(default_factory=list)
 
     def grow(self, axis: Axis) -> None:
-        self._mark_descendants()
+        self.after_seed = self.net.descendants[self.seed]
         self._join(self.seed, axis)
         while self.waiting:
             op = self.waiting.pop()
             if op in self.loop:
                 self._claim_users(op)
-
-    def _mark_descendants(self) -> None:
-        graph = self.net.graph
-        reached = set(graph.ops[self.seed].outputs)
-        self.after_seed.add(self.seed)
-        for op in range(self.seed + 1, self.stop):
-            if any(v in reached for v in graph.ops[op].inputs):
-                reached.update(graph.ops[op].outputs)
-                self.after_seed.add(op)
 
     def _join(self, op: int, axis: Axis) -> None:
         """Take an op into the loop, and with it what it reads along the axis."""
@@ -106,7 +101,7 @@ class _Growth:
         while todo:
             op, axis = todo.pop()
             known = self.loop.get(op)
-            if known == axis or op in self.whole:
+            if known == axis or self.whole >> op & 1:
                 continue
             if known is not None:
                 self._make_whole(op)
@@ -122,7 +117,7 @@ class _Growth:
                 if op not in self.loop:
                     break
                 maker = self.net.graph.maker[value]
-                if maker is None or maker in self.whole:
+                if maker is None or self.whole >> maker & 1:
                     continue
                 if not self._is_between(maker) and maker not in self.again:
                     continue
@@ -141,23 +136,19 @@ class _Growth:
         return self._is_between(op) and op not in self.again
 
     def _need_whole(self, op: int, reader: int) -> None:
-        if op in self.after_seed:
+        if self.after_seed >> op & 1:
             raise _EndError(reader) if reader != self.seed else _NoError
         self._make_whole(op)
 
     def _make_whole(self, op: int) -> None:
         """Have an op and all that it depends on done before the loop."""
-        if op in self.after_seed:
+        if self.after_seed >> op & 1:
             raise _EndError(op) if op != self.seed else _NoError
-        todo = [op]
-        while todo:
-            op = todo.pop()
-            if op in self.whole:
-                continue
-            self.whole.add(op)
-            self.loop.pop(op, None)
-            makers = (self.net.graph.maker[v] for v in self.net.graph.ops[op].inputs)
-            todo.extend(m for m in makers if m is not None and self._is_between(m))
+        earlier = (self.net.ancestors[op] >> self.start << self.start | 1 << op) & ~self.whole
+        if earlier:
+            self.whole |= earlier
+            for joined in [joined for joined in self.loop if earlier >> joined & 1]:
+                del self.loop[joined]
 
     def _claim_users(self, op: int) -> None:
         """What reads the results of an op in the loop joins the loop."""
@@ -170,14 +161,14 @@ class _Growth:
                 found = along_input(self.net.axes(user), position, how) if isinstance(how, Flow) else None
                 if found is None or self.loop.get(user, found) != found:
                     self._refuse(op, user)
-                elif user not in self.loop and user not in self.whole:
+                elif user not in self.loop and not self.whole >> user & 1:
                     self._join(user, found)
-                elif user in self.whole:
+                elif self.whole >> user & 1:
                     self._make_whole(op)
 
     def _refuse(self, op: int, user: int) -> None:
         """A reader cannot join: either the loop ends before it, or what it reads is made before the loop."""
-        if op in self.after_seed:
+        if self.after_seed >> op & 1:
             raise _EndError(user)
         self._make_whole(op)
 
@@ -276,7 +267,7 @@ class _Growth:
     def _onto(self, value: int, how: Flow, stop: int, taken: set[int]) -> int | None:
         """A value read only here, and only along `how`, whose memory the result can take over part by part."""
         graph = self.net.graph
-        spec = spec_of(graph.values[value].fake)
+        spec = graph.spec(value)
         read = dict.fromkeys(v for op in self.loop for v in self.net.operands[op])
         for candidate in read:
             if candidate in taken:
@@ -285,7 +276,7 @@ class _Growth:
             maker = graph.maker[candidate]
             if maker is None or maker in self.loop or held.storage is None or candidate in self.net.handed:
                 continue
-            if self.net.sharing[held.storage] != [candidate] or spec_of(held.fake) != spec:
+            if self.net.sharing[held.storage] != [candidate] or graph.spec(candidate) != spec:
                 continue
             cuts = {self.loop[user].inputs[p] for user, p in self.net.users[candidate] if user in self.loop}
             if cuts == {how} and not self._is_read_after(candidate, stop):
@@ -293,14 +284,8 @@ class _Growth:
         return None
 
     def _is_read_after(self, value: int, stop: int) -> bool:
-        """Whether anything needs a value after the region, which ends at `stop`, be it only to make something again."""
-        for user, _ in self.net.users[value]:
-            if user in self.again:
-                if any(self._is_read_after(made, stop) for made in self.net.graph.ops[user].outputs):
-                    return True
-            elif user not in self.loop and user >= stop:
-                return True
-        return False
+        """Whether anything needs a value after the region, which ends at `stop`."""
+        return self.net.is_read_after(value, stop, self.again, self.loop)
 
     def _extent(self) -> object:
         axis = self.loop[self.seed]

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from neaptide.search.chunk.kinds import Kinds
 from neaptide.search.chunk.regions import Region
-from neaptide.search.chunk.weigh import Scales, Weighed
+from neaptide.search.chunk.weigh import Scales
 
 AS_FAST = 1.1
 """What changes no bit is taken where it costs no more than this of what does."""
@@ -32,51 +33,43 @@ class Selection:
 class Paths:
     """Every way through a graph at one size."""
 
-    def __init__(self, scales: Scales) -> None:
+    def __init__(self, scales: Scales, kinds: Kinds) -> None:
         self.late = scales.forms.late
         self.count = scales.forms.count
         self.plain: list[int] = scales.plain.tolist()
         self.seconds: list[float] = scales.seconds.tolist()
-        self.edges: list[list[tuple[Region, Weighed]]] = [[] for _ in range(self.count + 1)]
-        for region, weighed in scales.weigh():
-            self.edges[region.start].append((region, weighed))
+        self.edges, self.options = kinds.edges, scales.weigh(kinds)
 
     def fastest(self, limit: int, exact: bool) -> Selection | None:
         """The fastest way on which no step takes more than `limit`."""
         best = [math.inf] * (self.count + 1)
         back: list[Any] = [None] * (self.count + 1)
         best[0] = 0.0
-        chunks: dict[Weighed, tuple[float, int, int] | None] = {}
+        chunks = self.options.fastest(limit)
         for op in range(self.count):
             paid = best[op]
             if paid == math.inf:
                 continue
             if self.plain[op] <= limit and paid + self.seconds[op] <= best[op + 1]:
                 best[op + 1], back[op + 1] = paid + self.seconds[op], (op, None, 0, self.plain[op])
-            for region, weighed in self.edges[op]:
-                if exact and not region.exact:
-                    continue
-                if weighed not in chunks:
-                    chunks[weighed] = weighed.options.fastest(limit)
-                found = chunks[weighed]
-                if found is not None and paid + found[0] < best[region.stop]:
+            for stop, is_exact, kind, region in self.edges[op]:
+                found = chunks[kind]
+                if found is not None and paid + found[0] < best[stop] and (is_exact or not exact):
                     seconds, chunk, peak = found
-                    best[region.stop], back[region.stop] = paid + seconds, (op, region, chunk, peak)
+                    best[stop], back[stop] = paid + seconds, (op, region, chunk, peak)
         return self._walk(best, back)
 
     def lowest(self, exact: bool) -> int:
         """The smallest peak that any way has."""
         best: list[int | None] = [None] * (self.count + 1)
         best[0] = 0
+        lowest = self.options.lowest()
         for op in range(self.count):
             here = best[op]
             if here is None:
                 continue
             steps = [(op + 1, self.plain[op])]
-            for region, weighed in self.edges[op]:
-                peak = weighed.options.lowest
-                if peak is not None and (region.exact or not exact):
-                    steps.append((region.stop, peak))
+            steps += [(stop, lowest[kind]) for stop, is_exact, kind, _ in self.edges[op] if is_exact or not exact]
             for stop, peak in steps:
                 reached, known = max(here, peak), best[stop]
                 if known is None or reached < known:

@@ -1,28 +1,29 @@
 """What ops and regions take at one size, in bytes and seconds.
 
-In: forms and prices at some dims. Out: bytes and seconds of each op run whole, and of each region, by its chunk.
+In: forms and prices at some dims. Out: bytes and seconds of each op run whole, and of each kind of region, by its chunk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from neaptide.allocator import KEPT_AT_ALL, KEPT_PAGES, allocated
 from neaptide.hardware import Machine
-from neaptide.pricing import CACHED, PRODUCTS, Cost, turning, whole
+from neaptide.pricing import CACHED, NOTHING, Cost, readying, whole
 from neaptide.search.chunk.exactness import ENOUGH_ROWS
-from neaptide.search.chunk.forms import Form, Forms
+from neaptide.search.chunk.forms import Forms
+from neaptide.search.chunk.kinds import Kinds
 from neaptide.search.chunk.net import Net
-from neaptide.search.chunk.regions import Region
 from neaptide.shapes import shapes_of
-from neaptide.timing import cost, in_rows, read_whole
+from neaptide.timing import cost
 
 CHUNKS = np.array(sorted({1 << i for i in range(20)} | {3 << i for i in range(18)}, reverse=True), dtype=np.int64)
 
+NEVER = np.iinfo(np.int64).max
+"""What chunks take that a region cannot run in."""
 WORTH = 1.05
 """What fits whole runs in parts only where that looks faster by more than predictions are usually off."""
 
@@ -65,107 +66,69 @@ class Scales:
     def storage_bytes(self, storage: int) -> int:
         return allocated(self.shapes.sizes[self.forms.net.graph.storages[storage].size], self.forms.net.graph.device)
 
-    def weigh(self) -> list[tuple[Region, Weighed]]:
-        """Every region that is known; those of one kind are weighed once."""
-        known: dict[int, Weighed] = {}
-        for form in self.forms.forms:
-            if form.kind not in known:
-                known[form.kind] = self._weighed(form)
-        return [(form.region, known[form.kind]) for form in self.forms.forms]
+    def weigh(self, kinds: Kinds) -> Options:
+        """Every kind of region, in every chunk."""
+        prices, machine = self.prices, self.machine
+        rows = {name: held @ self.bytes for name, held in kinds.rows.items()}
+        fetched, again, copied, added = (rows[name] for name in ("fetched", "again", "copied", "added"))
+        fixed, work, moved, made = (each[kinds.sample] for each in (prices.fixed, prices.work, prices.moved, prices.made))
+        written, readied = machine.byte + machine.stream, kinds.readied(self._readied)
+        every = kinds.ops @ fixed + readied + fetched * machine.fetch + again * machine.stream + added * written
+        every += kinds.made * 2 * machine.call
+        shared = kinds.ops @ work + kinds.more @ work - readied + copied * written
+        shared += (kinds.ops @ moved - fetched - again).clip(0) * machine.byte
+        fresh = sum(np.where(size > KEPT_PAGES, size, 0) for size in (copied, added))
+        once = kinds.first.of(self.seconds) + kinds.missing.of(prices.whole) + fresh * machine.touch
+        before, body = kinds.before.highest(self.bytes), kinds.body.highest(self.bytes) + kinds.beside(self.shapes.beside)
+        cut = _Cut(np.array(self.shapes.sizes, dtype=np.int64)[kinds.extent], kinds.fewest(self.shapes.sizes, ENOUGH_ROWS))
+        far = cut.sums(kinds.ops, lambda share: (moved[:, None] * share - CACHED).clip(0)) * (machine.stream - machine.byte)
+        large = cut.sums(kinds.ops, lambda share: np.where(made[:, None] * share > KEPT_PAGES, made[:, None], 0))
+        taken = -(-body[:, None] * cut.rows // cut.extent[:, None].clip(1))
+        touched = np.maximum(np.where(taken > KEPT_AT_ALL, cut.rounds * taken, 0), large) * machine.touch
+        seconds = once[:, None] + WORTH * (cut.rounds * (every[:, None] + far) + shared[:, None] + touched)
+        peaks = np.maximum(before[:, None], rows["standing"][:, None] + taken)
+        return Options(np.where(cut.allowed, peaks, NEVER), seconds)
 
-    def _weighed(self, form: Form) -> Weighed:
-        region, prices, machine = form.region, self.prices, self.machine
-        fetched, again = int(form.fetched @ self.bytes), int(form.again @ self.bytes)
-        copied, added = int(form.copied @ self.bytes), int(form.added @ self.bytes)
-        written, turned = machine.byte + machine.stream, self._turned(region)
-        fixed = float(prices.fixed[form.ops].sum()) + turned
-        fixed += fetched * machine.fetch + again * machine.stream + added * written
-        moved = prices.moved[form.ops]
-        more = [in_rows(self.forms.net.graph, part.op, part.axis) - 1 for part in region.parts]
-        shared = float(prices.work[form.ops].sum() + prices.work[[part.op for part in region.parts]] @ more) - turned
-        shared += max(int(moved.sum()) - fetched - again, 0) * machine.byte
-        fresh = sum(size for size in (copied, added) if size > KEPT_PAGES)
-        before = float(self.seconds[list(region.before)].sum() + prices.whole[list(form.missing)].sum())
-        return Weighed(
-            self.shapes.sizes[region.extent],
-            max((-(-ENOUGH_ROWS // max(self.shapes.sizes[r], 1)) for r in region.rows), default=1),
-            int((form.before @ self.bytes).max()),
-            int(form.standing @ self.bytes),
-            int((form.body @ self.bytes).max(initial=0)) + self._beside(region),
-            before + fresh * machine.touch,
-            fixed + len(region.made) * 2 * machine.call,
-            shared + copied * written,
-            moved,
-            prices.made[form.ops],
-            machine,
-        )
-
-    def _beside(self, region: Region) -> int:
-        """What parts make for themselves, if they were whole."""
-        return max((self.shapes.beside(part.op, part.axis) for part in region.parts if part.axis.beside is not None), default=0)
-
-    def _turned(self, region: Region) -> float:
-        """Seconds in which each round copies what it multiplies by whole, to have it dense."""
-        graph, total = self.forms.net.graph, 0.0
-        for part in region.parts:
-            target = graph.ops[part.op].target
-            if target in PRODUCTS:
-                whole = (self.shapes.spec(self.forms.net.operands[part.op][i]) for i in read_whole(target, part.axis))
-                total += sum(turning(spec, self.machine) for spec in whole if spec is not None)
-        return total
+    def _readied(self, op: int, position: int) -> float:
+        graph = self.forms.net.graph
+        given = [self.shapes.spec(v) or NOTHING for v in graph.operands(op)]
+        return readying(graph.ops[op].target, position, given, self.machine)
 
 
-@dataclass(frozen=True, eq=False)
-class Weighed:
-    """A region at one size, and all that are like it."""
+class _Cut:
+    """Extents in every chunk, the largest first: how many rounds, and rows in each at most."""
 
-    extent: int
-    fewest: int
-    """The fewest units of a part that give every matrix product enough rows."""
-    before: int
-    standing: int
-    body: int
-    once: float
-    fixed: float
-    shared: float
-    moved: np.ndarray
-    made: np.ndarray
-    machine: Machine
+    def __init__(self, extent: np.ndarray, fewest: np.ndarray) -> None:
+        self.extent = extent
+        self.rounds = -(-extent[:, None] // CHUNKS)
+        self.allowed = (extent[:, None] > CHUNKS) & (extent[:, None] // self.rounds.clip(1) >= fewest[:, None])
+        self.rows = -(-extent[:, None] // self.rounds.clip(1))
 
-    @cached_property
-    def options(self) -> Options:
-        """The chunks that it can run in, the largest first, with the bytes at the highest step and the seconds of each."""
-        chunks = CHUNKS[self.extent > CHUNKS]
-        rounds = -(-self.extent // chunks)
-        long_enough = self.extent // rounds >= self.fewest
-        chunks, rounds = chunks[long_enough], rounds[long_enough]
-        rows = -(-self.extent // rounds)
-        share = (rows / max(self.extent, 1))[:, None]
-        far = (self.moved * share - CACHED).clip(0).sum(axis=1) * (self.machine.stream - self.machine.byte)
-        taken = -(-self.body * rows // max(self.extent, 1))
-        large = np.where(self.made * share > KEPT_PAGES, self.made, 0).sum(axis=1)
-        touched = np.maximum(np.where(taken > KEPT_AT_ALL, rounds * taken, 0), large) * self.machine.touch
-        peaks = np.maximum(self.before, self.standing + taken)
-        return Options(chunks, peaks, self.once + WORTH * (rounds * (self.fixed + far) + self.shared + touched))
+    def sums(self, counts: np.ndarray, each: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """For each row and chunk, the sum over kinds of ops of what `each` takes with a share of the whole."""
+        found = np.zeros(self.rows.shape)
+        for extent in np.unique(self.extent):
+            same = self.extent == extent
+            share = self.rows[int(same.argmax())] / max(int(extent), 1)
+            found[same] = counts[same] @ each(share)
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Options:
-    """Chunks, and what a region takes with each."""
+    """For each kind of region and each chunk, the bytes at the highest step and the seconds."""
 
-    chunks: np.ndarray
     peaks: np.ndarray
     seconds: np.ndarray
 
-    def fastest(self, limit: int) -> tuple[float, int, int] | None:
-        """Seconds, chunk and peak of the fastest that fits; of equals the largest."""
-        fits = self.peaks <= limit
-        if not fits.any():
-            return None
-        best = int(np.where(fits, self.seconds, np.inf).argmin())
-        return float(self.seconds[best]), int(self.chunks[best]), int(self.peaks[best])
+    def fastest(self, limit: int) -> list[tuple[float, int, int] | None]:
+        """Seconds, chunk and peak of each kind's fastest chunk that fits; of equals the largest."""
+        seconds = np.where(self.peaks <= limit, self.seconds, np.inf)
+        best = seconds.argmin(axis=1)
+        every = np.arange(len(best))
+        found = zip(seconds[every, best].tolist(), CHUNKS[best].tolist(), self.peaks[every, best].tolist(), strict=True)
+        return [None if told[0] == np.inf else told for told in found]
 
-    @property
-    def lowest(self) -> int | None:
-        """The peak with the smallest chunk."""
-        return int(self.peaks[-1]) if len(self.peaks) else None
+    def lowest(self) -> list[int]:
+        """The lowest peak of each kind."""
+        return self.peaks.min(axis=1).tolist()
