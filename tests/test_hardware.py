@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,11 @@ from neaptide.hardware import LOOKS, figures, time_probes
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("NEAPTIDE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "watch_others", lambda: lambda: 0.0)
 
 
 def look() -> hardware.Machine:
@@ -38,6 +46,7 @@ def test_tensors_are_real_where_a_plan_is_made_on_fake_ones(kept: Path) -> None:
     assert machine.product < 1e-8
 
 
+@pytest.mark.usefixtures("alone")
 def test_the_fastest_time_is_kept_and_after_a_few_looks_nothing_is_timed(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([3.0, 1.0, 2.0, 5.0])
     names = tuple(time_probes("cpu")[0])
@@ -48,6 +57,7 @@ def test_the_fastest_time_is_kept_and_after_a_few_looks_nothing_is_timed(kept: P
     assert json.loads(file.read_text())["looks"] == LOOKS
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_day_later_there_is_another_look(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = tuple(time_probes("cpu")[0])
     taken = iter([3.0] * LOOKS + [1.0])
@@ -58,11 +68,28 @@ def test_a_day_later_there_is_another_look(kept: Path, monkeypatch: pytest.Monke
     assert look().call == 2.0
 
 
-def test_looks_while_the_machine_is_busy_do_not_count(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("alone")
+def test_looks_whose_times_scatter_do_not_count(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = tuple(time_probes("cpu")[0])
     found = iter([(9.0, 3.0)] * 2 * LOOKS + [(2.0, 1.1)] * LOOKS)
     monkeypatch.setattr(hardware, "time_probes", lambda device: (dict.fromkeys(names, (each := next(found))[0]), each[1]))
     assert [look().call for _ in range(3 * LOOKS + 2)] == [18.0] * 2 * LOOKS + [4.0] * (LOOKS + 2)
+
+
+def test_looks_while_others_use_the_processors_do_not_count(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = tuple(time_probes("cpu")[0])
+    shares, taken = iter([0.5] * 2 * LOOKS + [0.02] * LOOKS), iter([9.0] * 2 * LOOKS + [2.0] * LOOKS)
+    monkeypatch.setattr(hardware, "watch_others", lambda: lambda: next(shares))
+    monkeypatch.setattr(hardware, "time_probes", lambda device: (dict.fromkeys(names, next(taken)), 1.0))
+    assert [look().call for _ in range(3 * LOOKS + 2)] == [18.0] * 2 * LOOKS + [4.0] * (LOOKS + 2)
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="only Linux tells it")
+def test_another_process_at_work_is_seen() -> None:
+    others = hardware.watch_others()
+    with subprocess.Popen([sys.executable, "-c", "import time\nend = time.time() + 1\nwhile time.time() < end: pass"]) as busy:
+        busy.wait()
+    assert others() > 0.5 / (os.cpu_count() or 1)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"looks": 9, "seconds": {}}', '{"looks": "x"}'])

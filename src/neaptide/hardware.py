@@ -2,7 +2,7 @@
 
 In: a device. Out: a `Machine`. Other work only makes an op slower: a process takes the lower quartile of many times, and of
 several processes the fastest is the truest; it is kept in a file for the next process. After a few of them a look is taken
-once a day. A look while the machine was busy, which shows in times that scatter, does not count as one.
+once a day. A look while the machine was busy does not count as one: its times scatter, or others used the processors.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ PATIENCE = 0.1
 LARGE = 64 << 20
 CALM = 1.5
 """How far apart the quartiles of a probe's times may be, at the middle one of the probes, for the look to count."""
+ALONE = 0.1
+"""How much of the processors' time may be others' meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,10 @@ def this_machine(device: str = "cpu") -> Machine:
     kept = _read(path)
     if kept.get("looks", 0) < LOOKS or time.time() - kept["when"] > A_DAY:
         with real_tensors(), torch.inference_mode():
-            kept = _merged(kept, *time_probes(device))
+            others = watch_others()
+            found, spread = time_probes(device)
+            calm = spread <= CALM and others() <= ALONE
+        kept = _merged(kept, found, calm)
         _write(path, kept)
     return figures(kept["seconds"])
 
@@ -182,10 +187,25 @@ def _quartiles(call: Callable[[], Any], wait: Callable[[], None]) -> tuple[float
     return low, high
 
 
-def _merged(kept: Mapping[str, Any], found: Mapping[str, float], spread: float) -> dict[str, Any]:
+def watch_others() -> Callable[[], float]:
+    """Tells, when called, what share of the processors' time went to other processes since; nothing where that is not told."""
+
+    told = Path("/proc/stat")
+    if not told.exists():
+        return lambda: 0.0
+
+    def used() -> float:
+        user, nice, system, _, _, *interrupts = map(int, told.read_text().split("\n", 1)[0].split()[1:9])
+        return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK") - time.process_time()
+
+    began, before = time.perf_counter(), used()
+    return lambda: (used() - before) / (time.perf_counter() - began) / (os.cpu_count() or 1)
+
+
+def _merged(kept: Mapping[str, Any], found: Mapping[str, float], calm: bool) -> dict[str, Any]:
     before = kept.get("seconds", {})
     return {
-        "looks": kept.get("looks", 0) + (spread <= CALM),
+        "looks": kept.get("looks", 0) + calm,
         "when": time.time(),
         "seconds": {name: min(taken, before.get(name, taken)) for name, taken in found.items()},
     }

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map
 
 from neaptide._torch import suggest_memory_format
 from neaptide.axes import Axis, Flow
+from neaptide.axes.matrix import add_products
 from neaptide.axes.parts import put_sizes
 from neaptide.graph import Graph
 from neaptide.loops import Cut
@@ -36,7 +37,7 @@ OF_ANY_LAYOUT = {
 """A slice, or a batch of one, may lie otherwise than the whole: then the part is copied where the whole was not."""
 
 
-ADDED: dict[Any, Any] = {aten.mm.default: aten.addmm_.default, aten.bmm.default: aten.baddbmm_.default}
+ADDED: dict[Any, Any] = {aten.mm.default: aten.addmm_.default, aten.bmm.default: add_products}
 """Products whose sum over the rounds is made without a product of its own for each."""
 
 

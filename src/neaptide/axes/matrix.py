@@ -1,11 +1,13 @@
 """Matrix products: rows of the left operand, columns of the right one, and what they are summed over.
 
-A sum over parts is right only where nothing else is added to it, which would be added once for each part.
+A sum over parts is right only where nothing else is added to it, which would be added once for each part. PyTorch multiplies a
+batch of matrices that are dense in neither direction one by one, with a copy of each; parts of such a batch are made dense first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +18,42 @@ from neaptide.workspaces import Spec
 aten = torch.ops.aten
 
 
-@flows(aten.mm.default, aten.bmm.default, aten.matmul.default, aten.dot.default, aten.vdot.default, aten.mv.default)
+def is_scattered(matrices: Spec | torch.Tensor) -> bool:
+    """Whether neither rows nor columns of matrices are dense.
+
+    >>> pairs = torch.zeros(4, 8, 8, 16)
+    >>> is_scattered(pairs[0].permute(2, 0, 1)), is_scattered(pairs[0])
+    (True, False)
+    """
+    stride = matrices.stride if isinstance(matrices, Spec) else matrices.stride()
+    return 1 not in stride[-2:] and 1 not in matrices.shape[-2:]
+
+
+def add_products(onto: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Add the products of two batches of matrices, of which scattered ones are copied all at once.
+
+    >>> pairs = torch.ones(8, 4, 16)
+    >>> add_products(torch.zeros(16, 8, 8), pairs.permute(2, 0, 1), pairs.permute(2, 1, 0)).mean()
+    tensor(4.)
+    """
+    a, b = (matrices.contiguous() if is_scattered(matrices) else matrices for matrices in (a, b))
+    return onto.baddbmm_(a, b)
+
+
+def _dense_bytes(a: Spec, b: Spec) -> Any:
+    """What those copies take, beside what the product itself hides: one matrix of each, or in half precision all of them."""
+    copied = [matrices for matrices in (a, b) if is_scattered(matrices) and matrices.dtype.itemsize != 2]
+    return sum(matrices.nbytes // matrices.shape[0] * (matrices.shape[0] - 1) for matrices in copied)
+
+
+@flows(aten.bmm.default)
+def multiply_batches(a: Spec, b: Spec, *, out: tuple[Spec, ...]) -> Iterator[Axis]:
+    """As any product; its sum over parts is made by `add_products`."""
+    for axis in _product(a, b, None, True, out[0]):
+        yield replace(axis, beside=_dense_bytes) if axis.outputs == ("sum",) else axis
+
+
+@flows(aten.mm.default, aten.matmul.default, aten.dot.default, aten.vdot.default, aten.mv.default)
 def multiply(a: Spec, b: Spec, *, out: tuple[Spec, ...]) -> Iterator[Axis]:
     """Vectors, matrices, and batches of either that are broadcast to each other."""
     yield from _product(a, b, None, True, out[0])
