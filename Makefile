@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test browser lint bench clean
+.PHONY: help setup demo test test-all browser lint bench clean
 
 help:
 	@echo "make demo    GPT-2 over a budget in plain PyTorch and inside it under Neaptide, reading and training: predicted, measured, drawn"
 	@echo "make test    run the tests"
+	@echo "make test-all run those too that take longer and show the same on more models"
 	@echo "make browser install Chromium (Debian's), so that make test looks at the pages in it"
 	@echo "make lint    check style and types"
 	@echo "make bench   run every benchmark"
@@ -31,6 +32,9 @@ demo: $(STAMP)
 # must not spin, and the one that is done first takes over from the other.
 test: $(STAMP)
 	MALLOC_MMAP_THRESHOLD_=65536 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+test-all: $(STAMP)
+	$(MAKE) test ARGS="-m 'slow or not slow' $(ARGS)"
 
 browser: $(STAMP)
 	apt-get install --yes --no-install-recommends chromium chromium-driver

@@ -155,7 +155,7 @@ from tests.test_recover import Deep
 ours = sys.argv[1] == "ours"
 model = Deep()
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
-x = torch.randn(64, 512, 64)
+x = torch.randn(24, 512, 64)
 budget = neaptide.plan(model, x, budget="min", train=True, optimizer=optimizer, offload=False).peak * 3 // 2
 handle = neaptide.compile(model, budget=budget, optimizer=optimizer, offload=False) if ours else None
 def step(x):

@@ -17,7 +17,10 @@ from tests.workloads.models import FACTORIES, make
 
 pytestmark = pytest.mark.usefixtures("fresh_captures")
 
-NAMES = sorted(FACTORIES)
+QUICK = ("gpt2", "resnet", "unet")
+NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in sorted(FACTORIES)]
+APART = (False, False, True)
+"""Which of the three sizes `aot_eager`, which captures each apart, is asked for: the largest."""
 
 
 def sized(name: str, train: bool) -> tuple[nn.Module, list[Any]]:
@@ -63,12 +66,15 @@ def _plain(output: Any) -> Any:
 def test_inference_is_that_of_aot_eager_at_three_sizes_with_one_capture(name: str) -> None:
     model, sizes = sized(name, train=False)
     reference = torch.compile(model, backend="aot_eager", dynamic=False)
-    expected = [(outputs(reference, inputs), outputs(model, inputs)) for inputs in sizes]
+    expected = [
+        (outputs(reference, inputs) if apart else None, outputs(model, inputs))
+        for inputs, apart in zip(sizes, APART, strict=True)
+    ]
     keys, printed = list(model.state_dict()), repr(model)
     handle = neaptide.compile(model)
     for inputs, (same, close) in zip(sizes, expected, strict=True):
         got = outputs(model, inputs)
-        assert all(torch.equal(a, b) for a, b in zip(got, same, strict=True))
+        assert same is None or all(torch.equal(a, b) for a, b in zip(got, same, strict=True))
         assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(got, close, strict=True))
     assert handle.stats.captures == captures(sizes)
     assert (list(model.state_dict()), repr(model)) == (keys, printed)
@@ -80,7 +86,10 @@ def test_inference_is_that_of_aot_eager_at_three_sizes_with_one_capture(name: st
 def test_training_is_that_of_aot_eager_at_three_sizes_with_one_capture(name: str) -> None:
     model, sizes = sized(name, train=True)
     reference = torch.compile(model, backend="aot_eager", dynamic=False)
-    expected = [(step(model, reference, inputs), step(model, model, inputs)) for inputs in sizes]
+    expected = [
+        (step(model, reference, inputs) if apart else {}, step(model, model, inputs))
+        for inputs, apart in zip(sizes, APART, strict=True)
+    ]
     keys, printed = list(model.state_dict()), repr(model)
     handle = neaptide.compile(model)
     for _ in range(2):  # the second time round every input is known to stay as it is

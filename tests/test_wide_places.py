@@ -35,7 +35,7 @@ class Block(nn.Module):
 class Stack(nn.Module):
     """Blocks; a loss, and the last state where it is asked for."""
 
-    def __init__(self, drop: float = 0.1, blocks: int = 3, with_state: bool = False) -> None:
+    def __init__(self, drop: float = 0.1, blocks: int = 2, with_state: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.blocks, self.with_state = nn.ModuleList(Block(drop) for _ in range(blocks)), with_state
@@ -58,7 +58,7 @@ def assert_close(got: Tensor, expected: Tensor) -> None:
     assert (got - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
-@pytest.mark.parametrize("drop", [0.0, 0.1])
+@pytest.mark.parametrize("drop", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
 def test_wide_places_are_never_whole_in_the_backward_and_gradients_the_same(drop: float) -> None:
     model = Stack(drop)
     plain = copy.deepcopy(model)
@@ -114,7 +114,7 @@ def language(kind: str) -> nn.Module:
     return BertForMaskedLM(BertConfig(**shape, intermediate_size=512, max_position_embeddings=2048)).train()
 
 
-@pytest.mark.parametrize("kind", ["llama", "bert"])
+@pytest.mark.parametrize("kind", ["llama", pytest.param("bert", marks=pytest.mark.slow)])
 def test_models_nobody_here_wrote_with_labels_of_their_own(kind: str) -> None:
     """Labels are another tensor than the words: only the loss says that there are as many."""
     model = language(kind)

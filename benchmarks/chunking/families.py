@@ -110,11 +110,19 @@ def evoformer(size: int, layers: int, form: str) -> Made:
     return PairStack(layers, attend=fused if form == "sdpa" else written_out), pairs(size)
 
 
+def template(size: int, layers: int, form: str) -> Made:
+    """The same as AlphaFold's template pair stack has it: 64 channels, 4 heads."""
+    from examples.protein import PairStack, fused, pairs, written_out
+
+    return PairStack(layers, 64, attend=fused if form == "sdpa" else written_out), pairs(size, 64)
+
+
 FAMILIES = {
     "gpt2": Family(gpt2, layers=2, size=4096, base=2048, step=128, unit="tokens", flat=False),
     "llama": Family(llama, layers=2, size=4096, base=2048, step=128, unit="tokens", flat=False),
     "bert": Family(bert, layers=2, size=4096, base=2048, step=128, unit="tokens", flat=False),
-    "vit": Family(vit, layers=2, size=1024, base=768, step=32, unit="pixels a side", flat=True),
+    "vit": Family(vit, layers=2, size=1024, base=896, step=32, unit="pixels a side", flat=True),
     "unet": Family(unet, layers=1, size=64, base=48, step=8, unit="latents a side", flat=True, over_sdpa=0.75),
     "evoformer": Family(evoformer, layers=2, size=320, base=640, step=16, unit="residues", flat=True),
+    "template": Family(template, layers=2, size=320, base=320, step=16, unit="residues", flat=True),
 }

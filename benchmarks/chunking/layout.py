@@ -133,6 +133,7 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("model", 11, _get("family")),
         Column("step", 6, _get("step")),
         Column("rewriting", 11, _yes("rewrite")),
+        Column("parts x", 9, _get("finer")),
         Column("budget MB", 11, _megabytes("budget")),
         Column("predicted s", 13, _get("predicted_seconds", ".3f")),
         Column("measured s", 12, _get("seconds", ".3f")),

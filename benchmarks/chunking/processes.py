@@ -45,6 +45,9 @@ class Bench:
     def plans(self, variants: Sequence[Variant]) -> Answer:
         return self._ask("plans", variants)
 
+    def rank(self, variants: Sequence[Variant]) -> Answer:
+        return self._ask("rank", variants)
+
     def estimate(self, variant: Variant) -> Answer:
         return self._ask("estimate", [variant])
 

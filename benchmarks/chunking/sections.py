@@ -105,24 +105,19 @@ def budgets(bench: Bench, family: str) -> Iterator[Row]:
 
 
 def rank(bench: Bench, family: str) -> Iterator[Row]:
-    """Predicted and measured seconds of the plans of such sweeps, with rewriting and without, each distinct plan once."""
+    """Predicted and measured seconds of the plans of such sweeps, with rewriting and without, and of the same in more parts."""
     sweeps = [_sweep(bench, family, rewrite) for rewrite in (True, False)]
     failed = next((rows[0] for rows in sweeps if "failed" in rows[0]), None)
     rows = [row for sweep in sweeps for row in sweep]
-    told = failed or bench.turns(_of_sweep(bench, rows))
+    told = failed or bench.rank(_of_sweep(bench, rows))
     if "failed" in told:
         yield {"family": family, "failed": told["failed"]}
         return
-    distinct: dict[str, Row] = {}
-    for row, plan, seconds in zip(rows, told["plans"], told["seconds"], strict=True):
-        known = distinct.setdefault(plan["what"], {**row, "predicted_seconds": plan["predicted_seconds"], "all": []})
-        known["all"] += seconds
-    pairs = []
-    for row in distinct.values():
-        row["seconds"] = statistics.median(row.pop("all"))
-        pairs.append((row["predicted_seconds"], row["seconds"]))
-        yield row
-    yield {"family": family, "plans": len(pairs), **correlations(pairs)}
+    found = [{**rows[each.pop("of")], **each, "seconds": statistics.median(each.pop("all"))} for each in told["found"]]
+    yield from found
+    for name, those in (("chosen", [row for row in found if row["finer"] == 1]), ("all", found)):
+        pairs = [(row["predicted_seconds"], row["seconds"]) for row in those]
+        yield {"family": family, "step": name, "plans": len(pairs), **correlations(pairs)}
 
 
 def planning(bench: Bench, family: str) -> Iterator[Row]:

@@ -173,6 +173,10 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
             return _guarded(lambda: turns(variants, question["rounds"]))
         case "plans":
             return plans(variants)
+        case "rank":
+            from benchmarks.chunking.candidates import rank
+
+            return _guarded(lambda: rank(variants, question["rounds"]))
         case what:
             return _guarded(lambda: {"peak": peak, "plan": plan, "planning": planning, "estimate": estimate}[what](variants[0]))
 

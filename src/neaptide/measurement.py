@@ -93,10 +93,10 @@ def live_tensor_bytes(device: str = "cpu") -> int:
 
 
 def _tensors() -> Iterator[torch.Tensor]:
-    for thing in gc.get_objects():
-        # `isinstance` asks `__class__`, which lazy modules and proxies answer with imports, lies or exceptions.
-        if not issubclass(type(thing), torch.Tensor):
-            continue
+    things = gc.get_objects()
+    # `isinstance` asks `__class__`, which lazy modules and proxies answer with imports, lies or exceptions.
+    kinds = {kind for kind in set(map(type, things)) if issubclass(kind, torch.Tensor)}
+    for thing in [thing for thing in things if type(thing) in kinds]:
         yield thing
         # A gradient that Python never looked at has no Python object: ask its owner (for a non-leaf that would warn).
         if thing.is_leaf and thing.grad is not None:

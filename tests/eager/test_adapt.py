@@ -51,7 +51,7 @@ def step(ids):
     optimizer.zero_grad()
     model(ids)["loss"].backward()
     optimizer.step()
-longest = torch.randint(0, 50, (8, 384))
+longest = torch.randint(0, 50, (4, 384))
 step(longest)
 plain = neaptide.measure(step, longest).peak
 budget = int(share * plain)
@@ -64,11 +64,11 @@ if kind == "fitted":
     planner.probe = no
 draw = random.Random(0)
 worst, ways = 0.0, set()
-for number in range(40):
-    length = 384 if number in (0, 20) else max(16, min(384, int(draw.lognormvariate(4.8, 0.5))))
+for number in range(24):
+    length = 384 if number in (0, 12) else max(16, min(384, int(draw.lognormvariate(4.8, 0.5))))
     if kind == "fitted" and number == 0:
         length = 100
-    ids = torch.randint(0, 50, (8, length))
+    ids = torch.randint(0, 50, (4, length))
     peak = neaptide.measure(step, ids).peak
     if handle.stats.calls > 0:
         worst = max(worst, peak / budget)
@@ -79,7 +79,9 @@ assert worst <= 1.02, worst
 """
 
 
-@pytest.mark.parametrize(("share", "kind"), [(0.45, "dry run"), (0.7, "dry run"), (0.6, "fitted")])
+@pytest.mark.parametrize(
+    ("share", "kind"), [(0.45, "dry run"), pytest.param(0.7, "dry run", marks=pytest.mark.slow), (0.6, "fitted")]
+)
 def test_no_batch_of_a_stream_breaks_the_budget(share: float, kind: str) -> None:
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
     command = [sys.executable, "-c", STREAM, str(share), kind]

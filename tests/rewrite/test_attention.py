@@ -300,7 +300,9 @@ def _unet() -> tuple[nn.Module, int, Callable[[int], Any]]:
     return model, 2, inputs
 
 
-@pytest.mark.parametrize("make", [_gpt2, _llama, _bert, _t5, _vit, _unet], ids=lambda make: make.__name__[1:])
+@pytest.mark.parametrize(
+    "make", [_gpt2, _llama, _bert, pytest.param(_t5, marks=pytest.mark.slow), _vit, _unet], ids=lambda make: make.__name__[1:]
+)
 def test_real_models_at_two_sizes_with_one_capture(make: Callable[[], tuple[nn.Module, int, Callable[[int], Any]]]) -> None:
     model, layers, inputs = make()
     model.eval()

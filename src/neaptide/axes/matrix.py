@@ -1,7 +1,7 @@
 """Matrix products: rows of the left operand, columns of the right one, and what they are summed over.
 
 A sum over parts is right only where nothing else is added to it, which would be added once for each part. PyTorch multiplies a
-batch of matrices that are dense in neither direction one by one, with a copy of each; parts of such a batch are made dense first.
+batch of matrices that are dense in neither direction one by one, with a copy of each; parts of it are made dense first.
 """
 
 from __future__ import annotations
