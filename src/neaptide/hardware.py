@@ -2,7 +2,7 @@
 
 In: a device. Out: a `Machine`. Other work only makes an op slower: a process takes the lower quartile of many times, and of
 several processes the fastest is the truest; it is kept in a file for the next process. After a few of them a look is taken
-once a day. A look while the machine was busy does not count as one: its times scatter, or others used the processors.
+once a day. A look while the machine was busy, so that its times scatter or others used the processors, counts for little.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from neaptide.folders import cache_folder
 
 LOOKS = 4
 """In so many processes, if they were calm, the ops are timed; later ones take what those found, if not older than `A_DAY`."""
+BUSY = 0.25
+"""What a look counts for while the machine was busy: where it always is, there is an end to looking all the same."""
 A_DAY = 86400
 CALLS = 100
 PATIENCE = 0.1
@@ -205,7 +207,7 @@ def watch_others() -> Callable[[], float]:
 def _merged(kept: Mapping[str, Any], found: Mapping[str, float], calm: bool) -> dict[str, Any]:
     before = kept.get("seconds", {})
     return {
-        "looks": kept.get("looks", 0) + calm,
+        "looks": kept.get("looks", 0) + (1 if calm else BUSY),
         "when": time.time(),
         "seconds": {name: min(taken, before.get(name, taken)) for name, taken in found.items()},
     }
@@ -229,7 +231,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         kept = json.loads(path.read_text())
         figures(kept["seconds"])
-        return {"looks": int(kept["looks"]), "when": float(kept["when"]), "seconds": kept["seconds"]}
+        return {"looks": float(kept["looks"]), "when": float(kept["when"]), "seconds": kept["seconds"]}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
