@@ -142,3 +142,17 @@ def test_the_mask_of_a_part_of_causal_attention_is_counted() -> None:
     shapes = shapes_of(graph).at([symbol.hint for symbol in graph.sizes.symbols])
     taken, mask = shapes.part_workspace(op, rows, 512, 2048), 512 * 2048 * 4
     assert mask <= taken <= mask + shapes.part_workspace(op, rows, 2048, 2048) - 2048 * 2048 * 4
+
+
+def test_copies_of_scattered_matrices_are_counted_where_their_products_are_added_up() -> None:
+    """Parts of a batch of matrices that are dense in neither direction are made dense, all of a part's at once."""
+    pair = torch.randn(96, 96, 32)
+    handle = neaptide.compile(lambda x: torch.einsum("ikc,jkc->ijc", x.tanh(), x.sin()))
+    with torch.no_grad():
+        handle(pair)
+    graph = handle._session.units[0].graph
+    (op,) = (i for i, op in enumerate(graph.ops) if op.target is torch.ops.aten.bmm.default)
+    summed = next(axis for axis in Net(graph).axes(op) if axis.outputs == ("sum",))
+    shapes = shapes_of(graph).at([symbol.hint for symbol in graph.sizes.symbols])
+    copies = 2 * 16 * 96 * 32 * 4
+    assert shapes.part_workspace(op, summed, 16, 96) == copies
