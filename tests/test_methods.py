@@ -31,7 +31,7 @@ class Block(nn.Module):
 def made() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
     torch.manual_seed(0)
     model = nn.Sequential(*(Block() for _ in range(4)))
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randn(2, 1024, WIDTH)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randn(4, 1024, WIDTH)
 
 
 def loss(output: torch.Tensor) -> torch.Tensor:

@@ -151,7 +151,7 @@ class Broken(nn.Module):
         return self.loss(x)
 
 
-@pytest.mark.parametrize(("rows", "width"), [(4096, 256), (128, 768)])
+@pytest.mark.parametrize(("rows", "width"), [pytest.param(4096, 256, marks=pytest.mark.slow), (128, 768)])
 def test_pieces_that_share_a_graph_are_inside_the_budget_together_as_measured(rows: int, width: int) -> None:
     """With few rows gradients are most of it: those of later pieces are there when an earlier one's backward runs."""
     model, x = Broken(width), torch.randn(rows, width)

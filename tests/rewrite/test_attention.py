@@ -301,7 +301,9 @@ def _unet() -> tuple[nn.Module, int, Callable[[int], Any]]:
 
 
 @pytest.mark.parametrize(
-    "make", [_gpt2, _llama, _bert, pytest.param(_t5, marks=pytest.mark.slow), _vit, _unet], ids=lambda make: make.__name__[1:]
+    "make",
+    [_gpt2, _llama, _bert, pytest.param(_t5, marks=pytest.mark.slow), _vit, pytest.param(_unet, marks=pytest.mark.slow)],
+    ids=lambda make: make.__name__[1:],
 )
 def test_real_models_at_two_sizes_with_one_capture(make: Callable[[], tuple[nn.Module, int, Callable[[int], Any]]]) -> None:
     model, layers, inputs = make()
