@@ -14,7 +14,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
 from itertools import cycle
@@ -28,6 +28,8 @@ from neaptide import away
 from neaptide._torch import real_tensors
 from neaptide.folders import cache_folder
 
+aten = torch.ops.aten
+CALL = "call "
 LOOKS = 4
 """In so many processes, if they were calm, the ops are timed; later ones take what those found, if not older than `A_DAY`."""
 BUSY = 0.25
@@ -72,8 +74,16 @@ class Machine:
     """Sending to the disk, from an accelerator to the host, and fetching; infinite where there is none to send to."""
     score: float = 0.0
     """A score of attention, beside the arithmetic of its products."""
+    slim: float = 0.0
+    """What a score takes at least, however few channels a head has."""
+    masked: float = 0.0
+    """Adding to a score what a mask has for it."""
+    normed: float = 0.0
+    """Layer norm, for each number."""
     half: float = 1.0
     """What arithmetic takes in half precision, of that in single; as much, where it was not timed."""
+    calls: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Calls of ops that take longer to begin than others do, by name."""
 
 
 @cache
@@ -101,8 +111,8 @@ def figures(seconds: Mapping[str, float]) -> Machine:
     stream = max(seconds["stream"] / (3 * LARGE / 4), byte)
     product = seconds["product"] / (2 * 512 * 768 * 768)
     ready = seconds["ready"] - 2 * 64 * 1024 * 4096 * product
-    scores, wide, slim = 4 * 512 * 512, seconds["attention"], seconds["narrow"]
-    attention = max((wide - slim) / (4 * scores * (64 - 16)), wide / (4 * scores * 64) / 4)
+    scores, wide, narrow = 4 * 512 * 512, seconds["attention"], seconds["narrow"]
+    attention = max((wide - narrow) / (4 * scores * (64 - 32)), wide / (4 * scores * 64) / 4)
     return Machine(
         call=seconds["tiny"] * 2,
         view=seconds["view"] * 2,
@@ -110,9 +120,12 @@ def figures(seconds: Mapping[str, float]) -> Machine:
         batched=max(seconds["batched"] / (2 * 8 * 256 * 64 * 1024), product),
         attention=attention,
         score=max(wide / scores - 4 * 64 * attention, 0.0),
+        slim=seconds["slim"] / scores,
+        masked=max((seconds["masked"] - narrow) / scores, 0.0),
         convolution=seconds["convolution"] / (2 * 64 * 64 * 9 * 32 * 32),
         function=max(seconds["gelu"] / (1 << 18) - 8 * byte, 0.0),
         softmax=max(seconds["softmax"] / (256 * 1024) - 8 * byte, 0.0),
+        normed=max(seconds["normed"] / (1024 * 256) - 8 * byte, 0.0),
         random=max(seconds["random"] / (1 << 18) - 4 * byte, 0.0),
         byte=byte,
         stream=stream,
@@ -120,6 +133,7 @@ def figures(seconds: Mapping[str, float]) -> Machine:
         scattered=seconds["scattered"] / (128 * 128),
         touch=max(seconds["touch"] / LARGE - stream, 0.0),
         away=seconds["away"] / LARGE,
+        calls={name.removeprefix(CALL): taken * 2 for name, taken in seconds.items() if name.startswith(CALL)},
     )
 
 
@@ -131,36 +145,58 @@ def time_probes(device: str) -> tuple[dict[str, float], float]:
 
     tiny, row, scores = ones(8), ones(1 << 18), ones(256, 1024)
     a, b, c, q = ones(512, 768), ones(768, 768), ones(512, 768), ones(1, 4, 512, 64)
-    slim = ones(1, 4, 512, 16)
+    narrow, slim, mask = ones(1, 4, 512, 32), ones(1, 4, 512, 8), ones(1, 1, 512, 512)
     rows, chances = ones(1 << 18), ones(256, 1024)
     image, kernel = ones(1, 64, 32, 32), ones(64, 64, 3, 3)
     far, farther, there = ones(LARGE // 16), ones(LARGE // 16), ones(LARGE // 16)
     few, weights, out = ones(64, 1024), cycle([ones(4096, 1024).t() for _ in range(4)]), ones(64, 4096)
     heads, keys, pairs = ones(8, 256, 64), ones(8, 64, 1024), ones(8, 256, 1024)
     cube = ones(128, 128, 128)
-    functional, own = torch.nn.functional, torch.Generator(device).manual_seed(0)
+    attend, own = torch.nn.functional.scaled_dot_product_attention, torch.Generator(device).manual_seed(0)
+    scale = ones(256)
     probes: dict[str, Callable[[], Any]] = {
-        "tiny": lambda: torch.add(tiny, tiny),
-        "view": lambda: tiny.view(2, 4),
+        "tiny": lambda: aten.add.Tensor(tiny, tiny),
+        "view": lambda: aten.view.default(tiny, (2, 4)),
         "add": lambda: torch.add(row, row, out=rows),
         "stream": lambda: torch.add(far, farther, out=there),
         "product": lambda: torch.mm(a, b, out=c),
         "ready": lambda: torch.mm(few, next(weights), out=out),
         "batched": lambda: torch.bmm(heads, keys, out=pairs),
-        "attention": lambda: functional.scaled_dot_product_attention(q, q, q),
-        "narrow": lambda: functional.scaled_dot_product_attention(slim, slim, slim),
+        "attention": lambda: attend(q, q, q),
+        "narrow": lambda: attend(narrow, narrow, narrow),
+        "slim": lambda: attend(slim, slim, slim),
+        "masked": lambda: attend(narrow, narrow, narrow, mask),
         "convolution": lambda: torch.conv2d(image, kernel, padding=1),
-        "gelu": lambda: torch.ops.aten.gelu.out(row, out=rows),
+        "gelu": lambda: aten.gelu.out(row, out=rows),
         "softmax": lambda: torch.softmax(scores, -1, out=chances),
+        "normed": lambda: aten.native_layer_norm.default(scores.view(1024, 256), (256,), scale, scale, 1e-5),
         "random": lambda: rows.bernoulli_(0.9, generator=own),
         "scattered": lambda: cube[:, :, 0].clone(),
         "touch": lambda: torch.empty(LARGE, dtype=torch.uint8, device=device).fill_(1),
+        **{CALL + name: call for name, call in _calls(ones).items()},
     }
     wait = (lambda: None) if device == "cpu" else torch.accelerator.synchronize
     spread = {name: _quartiles(probe, wait) for name, probe in probes.items()}
     found = {name: low for name, (low, _) in spread.items()}
     found["away"] = _there_and_back(device, wait)
     return found, median(high / low for low, high in spread.values())
+
+
+def _calls(ones: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]]:
+    """Ops that begin with more than a kernel's launch, on hardly any data, as a program calls them."""
+    row, square, batch, image, kernel = ones(8), ones(8, 8), ones(2, 8, 8), ones(1, 4, 8, 8), ones(4, 4, 3, 3)
+    plain = ((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+    return {
+        "mm": lambda: aten.mm.default(square, square),
+        "linear": lambda: aten.linear.default(square, square, row),
+        "bmm": lambda: aten.bmm.default(batch, batch),
+        "attention": lambda: torch.nn.functional.scaled_dot_product_attention(image, image, image),
+        "convolution": lambda: aten.convolution.default(image, kernel, None, *plain),
+        "gelu": lambda: aten.gelu.default(row),
+        "_softmax": lambda: aten._softmax.default(square, -1, False),
+        "native_layer_norm": lambda: aten.native_layer_norm.default(square, (8,), row, row, 1e-5),
+        "native_group_norm": lambda: aten.native_group_norm.default(image, None, None, 1, 4, 64, 2, 1e-5),
+    }
 
 
 def _there_and_back(device: str, wait: Callable[[], None]) -> float:

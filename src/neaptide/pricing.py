@@ -47,11 +47,21 @@ def price(
     moved = sum(min(g.nbytes, made) if target in LOOKED_UP else g.nbytes for g in given)
     again = sum(given[i].nbytes for i in whole)
     rate = machine.fetch if target in PRODUCTS else machine.stream
-    turned = {i: readying(target, i, given, machine) for i in range(len(given))} if target in PRODUCTS else {}
+    turned = {i: readying(target, i, given, machine) for i in range(len(given))} if target in PRODUCTS | DENSE else {}
     every = sum(turned.pop(i, 0.0) for i in whole)
     work = _work(target, given, results, machine) * (0.5 if causal else 1.0) * (machine.half if _is_half(given) else 1.0)
     work += sum(turned.values())
-    return Cost(machine.call + again * rate + every, work, max(moved - again, 0) + made, made)
+    return Cost(_call(target, machine) + again * rate + every, work, max(moved - again, 0) + made, made)
+
+
+def _call(target: Any, machine: Machine) -> float:
+    """Seconds to begin."""
+    name = _name(target)
+    return machine.calls.get("attention" if "attention" in name else name, machine.call)
+
+
+def _name(target: Any) -> str:
+    return target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload) else ""
 
 
 def _is_half(given: Sequence[Spec]) -> bool:
@@ -59,12 +69,14 @@ def _is_half(given: Sequence[Spec]) -> bool:
 
 
 def readying(target: Any, position: int, given: Sequence[Spec], machine: Machine) -> float:
-    """Seconds in which a product copies one of its operands first: a matrix of which neither rows nor columns are dense, or a
-    batch of matrices, or of rows, that are not evenly apart."""
+    """Seconds in which an op copies one of its operands first: a norm what it reads, where that is not contiguous; a product a
+    matrix of which neither rows nor columns are dense, or a batch of matrices, or of rows, that are not evenly apart."""
     spec = given[position]
     if len(spec.shape) < 2 or not spec.stride:
         return 0.0
-    if target is aten.linear.default or (target is aten.matmul.default and len(given) > 1 and len(given[1].shape) == 2):
+    if target in DENSE:
+        copied = position == 0 and not (spec.stride[-1] == 1 and _is_even(spec, 1))
+    elif target is aten.linear.default or (target is aten.matmul.default and len(given) > 1 and len(given[1].shape) == 2):
         copied = position == 0 and not _is_even(spec, 1)
     else:
         copied = target is aten.matmul.default and not _is_even(spec, 2)
@@ -117,6 +129,8 @@ PRODUCTS = frozenset(
     }
 )
 """Ops that multiply matrices and do nothing else with them."""
+DENSE = frozenset({aten.native_layer_norm.default})
+"""Ops that copy what they read, where it is not contiguous."""
 LOOKED_UP = frozenset({aten.embedding.default, aten.index.Tensor, aten.gather.default, aten.index_select.default})
 """Ops that read no more of their operands than they return."""
 FUNCTIONS = frozenset({"exp", "exp2", "log", "log2", "sin", "cos", "tanh", "erf", "gelu", "silu", "sigmoid", "pow", "softplus"})
@@ -127,8 +141,7 @@ def _work(target: Any, args: Sequence[Spec], results: Sequence[Spec], machine: M
     """Seconds of arithmetic."""
     if not isinstance(target, torch._ops.OpOverload) or not results:
         return 0.0
-    name = target._schema.name.split("::")[-1]
-    elements = _count(results[0])
+    name, elements = _name(target), _count(results[0])
     if name in ("mm", "bmm", "matmul", "addmm", "baddbmm", "linear"):
         left, right = args[1:3] if name in ("addmm", "baddbmm") else args[:2]
         rate = machine.batched if len(right.shape) > 2 else machine.product
@@ -143,15 +156,19 @@ def _work(target: Any, args: Sequence[Spec], results: Sequence[Spec], machine: M
         back = name.endswith("_backward")
         q, k = args[1:3] if back else args[:2]
         pairs = _count(q) // q.shape[-1] * k.shape[-2]
-        return (2.5 if back else 1.0) * pairs * (4.0 * q.shape[-1] * machine.attention + machine.score)
+        score = max(4.0 * q.shape[-1] * machine.attention + machine.score, machine.slim)
+        masked = machine.masked if not back and len(args) > 3 else 0.0
+        return pairs * (2.5 * score if back else score + masked)
     if torch.Tag.nondeterministic_seeded in target.tags:
         return elements * machine.random
     if "softmax" in name:
         return elements * machine.softmax
     if name in FUNCTIONS:
         return elements * machine.function
+    if name == "native_layer_norm":
+        return elements * machine.normed
     if "norm" in name:
-        return elements * machine.softmax * (1.5 if name == "native_layer_norm" else 0.5)
+        return elements * machine.softmax * 0.5
     return 0.0
 
 
