@@ -72,7 +72,9 @@ def assert_close(got: list[Tensor], expected: list[Tensor], tolerance: float = 1
         assert (mine - theirs).abs().max() <= tolerance * theirs.abs().max()
 
 
-@pytest.mark.parametrize("loss", [mean, some_ignored, weighted, summed])
+@pytest.mark.parametrize(
+    "loss", [mean, some_ignored, *(pytest.param(loss, marks=pytest.mark.slow) for loss in (weighted, summed))]
+)
 def test_scores_are_never_whole_and_gradients_the_same(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
     plain, model = Language(loss), Language(loss)
     handle = neaptide.compile(model, budget="min", offload=False)

@@ -48,7 +48,7 @@ def test_nothing_is_executed_and_nothing_changes() -> None:
     assert "_compiled_call_impl" not in model.__dict__
 
 
-@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("train", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_watched_plan_and_the_judge_of_programs_agree_to_the_byte(train: bool) -> None:
     model, inputs = make("bert", 1, train=train)
     planned = neaptide.plan(model, inputs, train=train)

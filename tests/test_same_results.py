@@ -17,7 +17,7 @@ from tests.workloads.models import FACTORIES, make
 
 pytestmark = pytest.mark.usefixtures("fresh_captures")
 
-QUICK = ("gpt2", "resnet", "unet")
+QUICK = ("gpt2", "resnet")
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in sorted(FACTORIES)]
 APART = (False, False, True)
 """Which of the three sizes `aot_eager`, which captures each apart, is asked for: the largest."""

@@ -139,5 +139,6 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("measured s", 12, _get("seconds", ".3f")),
         Column("Spearman", 10, _get("spearman", ".3f")),
         Column("Pearson", 9, _get("pearson", ".3f")),
+        Column("measured twice", 16, _get("repeated", ".3f")),
     ),
 }

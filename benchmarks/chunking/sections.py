@@ -5,8 +5,9 @@ Activations are the peak less parameters, buffers, inputs and outputs. Budgets a
 
 from __future__ import annotations
 
+import itertools
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -117,7 +118,7 @@ def rank(bench: Bench, family: str) -> Iterator[Row]:
     yield from found
     for name, those in (("chosen", [row for row in found if row["finer"] == 1]), ("all", found)):
         pairs = [(row["predicted_seconds"], row["seconds"]) for row in those]
-        yield {"family": family, "step": name, "plans": len(pairs), **correlations(pairs)}
+        yield {"family": family, "step": name, "plans": len(pairs), **correlations(pairs), "repeated": repeated(those)}
 
 
 def planning(bench: Bench, family: str) -> Iterator[Row]:
@@ -165,6 +166,20 @@ def correlations(pairs: list[tuple[float, float]]) -> dict[str, float | None]:
     if len(set(xs)) < 2 or len(set(ys)) < 2:
         return {"pearson": None, "spearman": None}
     return {"pearson": statistics.correlation(xs, ys), "spearman": statistics.correlation(_ranks(xs), _ranks(ys))}
+
+
+def repeated(rows: Sequence[Row]) -> float | None:
+    """How well measured seconds agree in rank with themselves: half of the rounds with the other half, however they are halved.
+    Where the plans take nearly the same, no prediction can do better than that."""
+    rounds = range(len(rows[0]["all"]))
+    halves = list(itertools.combinations(rounds, len(rounds) // 2)) if len(rounds) > 1 else []
+    found = []
+    for half in halves:
+        sides = (half, [turn for turn in rounds if turn not in half])
+        first, second = ([statistics.median(row["all"][turn] for turn in side) for row in rows] for side in sides)
+        found.append(correlations(list(zip(first, second, strict=True)))["spearman"])
+    known = [each for each in found if each is not None]
+    return statistics.mean(known) if known else None
 
 
 def _ranks(values: list[float]) -> list[float]:

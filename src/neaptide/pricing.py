@@ -83,8 +83,7 @@ def readying(target: Any, position: int, given: Sequence[Spec], machine: Machine
     if copied:
         dense = spec.stride[-1] == 1
         return spec.nbytes * (machine.byte + machine.stream) if dense else _count(spec) * machine.scattered * TURNED
-    scattered = 1 not in spec.shape[-2:] and not {0, 1}.intersection(spec.stride[-2:])
-    return _count(spec) * machine.scattered if scattered else 0.0
+    return _count(spec) * machine.scattered if spec.is_scattered else 0.0
 
 
 TURNED = 1 / 3

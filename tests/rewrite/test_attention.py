@@ -302,7 +302,7 @@ def _unet() -> tuple[nn.Module, int, Callable[[int], Any]]:
 
 @pytest.mark.parametrize(
     "make",
-    [_gpt2, _llama, _bert, pytest.param(_t5, marks=pytest.mark.slow), _vit, pytest.param(_unet, marks=pytest.mark.slow)],
+    [_gpt2, _vit, *(pytest.param(make, marks=pytest.mark.slow) for make in (_bert, _llama, _t5, _unet))],
     ids=lambda make: make.__name__[1:],
 )
 def test_real_models_at_two_sizes_with_one_capture(make: Callable[[], tuple[nn.Module, int, Callable[[int], Any]]]) -> None:

@@ -59,7 +59,7 @@ def made_again(program: Program) -> list[int]:
     return sorted(op for op in again if makes_memory(program.graph, op))
 
 
-@pytest.mark.parametrize("name", ["blocks", "gpt2", pytest.param("llama", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["blocks", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "llama"))])
 def test_programs_run_again_what_they_were_judged_by(name: str, fresh_captures: None) -> None:
     model, inputs = cases()[name]
     handle = neaptide.compile(model.train(), budget="min")

@@ -18,17 +18,6 @@ from neaptide.workspaces import Spec
 aten = torch.ops.aten
 
 
-def is_scattered(matrices: Spec | torch.Tensor) -> bool:
-    """Whether neither rows nor columns of matrices are dense.
-
-    >>> pairs = torch.zeros(4, 8, 8, 16)
-    >>> is_scattered(pairs[0].permute(2, 0, 1)), is_scattered(pairs[0])
-    (True, False)
-    """
-    stride = matrices.stride if isinstance(matrices, Spec) else matrices.stride()
-    return 1 not in stride[-2:] and 1 not in matrices.shape[-2:]
-
-
 def add_products(onto: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Add the products of two batches of matrices, of which scattered ones are copied all at once.
 
@@ -36,13 +25,17 @@ def add_products(onto: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.
     >>> add_products(torch.zeros(16, 8, 8), pairs.permute(2, 0, 1), pairs.permute(2, 1, 0)).mean()
     tensor(4.)
     """
-    a, b = (matrices.contiguous() if is_scattered(matrices) else matrices for matrices in (a, b))
-    return onto.baddbmm_(a, b)
+    return onto.baddbmm_(_dense(a), _dense(b))
+
+
+def _dense(matrices: torch.Tensor) -> torch.Tensor:
+    scattered = Spec(tuple(matrices.shape), matrices.stride(), matrices.dtype).is_scattered
+    return matrices.contiguous() if scattered else matrices
 
 
 def _dense_bytes(a: Spec, b: Spec) -> Any:
     """What those copies take, beside what the product itself hides: one matrix of each, or in half precision all of them."""
-    copied = [matrices for matrices in (a, b) if is_scattered(matrices) and matrices.dtype.itemsize != 2]
+    copied = [matrices for matrices in (a, b) if matrices.is_scattered and matrices.dtype.itemsize != 2]
     return sum(matrices.nbytes // matrices.shape[0] * (matrices.shape[0] - 1) for matrices in copied)
 
 

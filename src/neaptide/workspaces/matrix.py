@@ -12,11 +12,8 @@ aten = torch.ops.aten
 
 
 def _operand(matrix: Spec) -> Any:
-    """BLAS reads rows or columns that are dense and apart; anything else is copied, one matrix at a time."""
-    rows, columns = matrix.stride[-2:]
-    if (rows == 1 and columns != 0) or (columns == 1 and rows != 0) or matrix.shape[-1] == 1 or matrix.shape[-2] == 1:
-        return 0
-    return matrix.shape[-2] * matrix.shape[-1] * matrix.dtype.itemsize
+    """What BLAS cannot read is copied, one matrix at a time."""
+    return matrix.shape[-2] * matrix.shape[-1] * matrix.dtype.itemsize if matrix.is_scattered else 0
 
 
 def _accumulator(rows: Any, columns: Any, dtype: torch.dtype) -> Any:

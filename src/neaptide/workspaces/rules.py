@@ -47,6 +47,16 @@ class Spec:
         dims = len(self.shape)
         return dims in (4, 5) and not self.is_contiguous and _is_dense(self, (0, *range(2, dims), 1))
 
+    @property
+    def is_scattered(self) -> bool:
+        """Whether BLAS cannot read the matrices: neither rows nor columns are dense and apart from each other.
+
+        >>> Spec((16, 8, 8), (1, 128, 16), torch.float32).is_scattered, Spec((16, 8, 8), (64, 1, 8), torch.float32).is_scattered
+        (True, False)
+        """
+        rows, columns = self.stride[-2:]
+        return 1 not in self.shape[-2:] and not ((rows == 1 and columns != 0) or (columns == 1 and rows != 0))
+
 
 def workspace(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], threads: int) -> Any:
     """Bytes that `target` allocates and frees inside itself, beside its outputs; 0 for an op that nobody listed.
