@@ -220,6 +220,8 @@ class Envelope:
     """For each span the step that it is born in and the one it is gone in, one after the other."""
     kept: np.ndarray
     """Which of the spans the forward leaves behind."""
+    handed: np.ndarray
+    """And which of those are handed out and not saved."""
     steps: int
     turn: int
 
@@ -230,11 +232,13 @@ class Envelope:
         """Bytes at the highest step at the sizes `dims`; parameters, buffers and inputs are not in it."""
         return int(self._levels(self._bytes(dims)).max(initial=0))
 
-    def figures(self, dims: Sequence[int]) -> tuple[int, int, int]:
-        """The peak, that of the backward alone, and what the forward leaves behind: what it saves, and its outputs."""
+    def figures(self, dims: Sequence[int]) -> tuple[int, int, int, int]:
+        """The peaks of forward and backward; what the forward leaves behind, which is what it saves and its outputs; and how
+        much of that are outputs alone."""
         taken = self._bytes(dims)
         levels = self._levels(taken)
-        return int(levels.max(initial=0)), int(levels[self.turn :].max(initial=0)), int(taken[self.kept].sum())
+        front, back = (int(part.max(initial=0)) for part in (levels[: self.turn], levels[self.turn :]))
+        return front, back, int(taken[self.kept].sum()), int(taken[self.handed].sum())
 
     def _levels(self, taken: np.ndarray) -> np.ndarray:
         change = np.zeros(self.steps + 1, dtype=np.int64)
@@ -252,13 +256,16 @@ class Envelope:
 def envelope(program: Program) -> Envelope:
     """The `Envelope` of a program."""
     labels, found = spans(program)
-    own, turn = [s for s in found if not s.lent], turn_of(program)
+    own, turn, end = [s for s in found if not s.lent], turn_of(program), len(labels)
+    saved = {program.graph.values[v].storage for v in program.saved}
+    handed = [s.kind == "output" and s.born < turn and s.dies == end and s.storage not in saved for s in own]
     return Envelope(
         program.graph,
         np.array([s.size for s in own], dtype=np.int64),
         {i: s for i, s in enumerate(own) if s.loop is not None},
         np.array([*(s.born for s in own), *(s.dies for s in own)], dtype=np.int64),
-        np.array([_is_kept(s, turn, len(labels)) for s in own], dtype=bool),
-        len(labels),
+        np.array([_is_kept(s, turn, end) for s in own], dtype=bool),
+        np.array(handed, dtype=bool),
+        end,
         turn,
     )

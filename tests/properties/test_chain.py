@@ -12,20 +12,22 @@ from neaptide.search.chain import Link, Take, fastest, lowest
 BYTES = st.integers(0, 30)
 
 
-def take(peak: int, back: int, kept: int, seconds: int) -> Take:
-    return Take(max(peak, back, kept), back, kept, seconds)
+def take(front: int, back: int, kept: int, seconds: int, outputs: int) -> Take:
+    return Take(max(front, kept), back, kept, seconds, min(outputs, back, kept))
 
 
-TAKES = st.builds(take, BYTES, BYTES, BYTES, BYTES)
-LINKS = st.lists(st.builds(Link, st.lists(TAKES, min_size=1, max_size=4), st.integers(0, 5), BYTES), min_size=1, max_size=4)
+TAKES = st.builds(take, BYTES, BYTES, BYTES, BYTES, BYTES)
+WAYS = st.lists(TAKES, min_size=1, max_size=4)
+LINKS = st.lists(st.builds(Link, WAYS, st.integers(0, 5), BYTES, st.booleans()), min_size=1, max_size=4)
 
 
 def levels(links: list[Link], ways: tuple[Take, ...]) -> list[int]:
-    """How high each call reaches: beside what is there by then, and in its backward beside what later calls made."""
+    """How high each call reaches: beside what is there by then, and in its backward beside what later calls made, with what it
+    handed to them gone."""
     there, found = 0, []
     for link, way in zip(links, ways, strict=True):
         there += link.fresh
-        found.append(there + max(way.peak, way.back + link.later))
+        found.append(there + max(way.front, way.back - link.gone * way.outputs + link.later))
         there += way.kept
     return found
 
@@ -55,10 +57,12 @@ def test_a_long_chain_of_many_ways_still_fits_and_takes_no_time() -> None:
     assert found.peak <= tight.peak + 50
 
 
-@given(st.lists(TAKES, min_size=1, max_size=3), st.lists(BYTES, min_size=8, max_size=9), st.integers(0, 260))
-def test_a_run_of_the_same_ways_is_as_good_as_trying_everything(takes: list[Take], later: list[int], limit: int) -> None:
+@given(st.lists(TAKES, min_size=1, max_size=3), st.lists(BYTES, min_size=8, max_size=9), st.booleans(), st.integers(0, 260))
+def test_a_run_of_the_same_ways_is_as_good_as_trying_everything(
+    takes: list[Take], later: list[int], gone: bool, limit: int
+) -> None:
     ways = tuple(takes)
-    links = [Link([Take(3, 3, 2)]), *(Link(ways, 0, made) for made in sorted(later, reverse=True)), Link([Take(5, 5, 0)])]
+    links = [Link([Take(3, 3, 2)]), *(Link(ways, 0, made, gone) for made in sorted(later, reverse=True)), Link([Take(5, 5, 0)])]
     every = [(chosen, levels(links, chosen)) for chosen in product(*(link.ways for link in links))]
     fitting = [sum(way.seconds for way in chosen) for chosen, found in every if max(found) <= limit]
     fast = fastest(links, limit)

@@ -15,6 +15,8 @@ from neaptide.plans import BlockPlan, Plan
 from neaptide.runtime.ledger import Resident
 from neaptide.timeline import Life, Timeline
 
+UNKNOWN = "nothing is predicted yet: only what is there before a step is counted"
+
 
 def make_plan(
     budget: Budget, resident: Sequence[Resident], last: tuple[Choice, Figures, int] | None, stats: AdaptStats
@@ -22,7 +24,7 @@ def make_plan(
     """The plan of the latest call."""
     if last is None:
         lives = tuple(Life(r.name, r.kind, r.bytes, 0, 1, r.path) for r in resident)
-        return Plan(budget.limit, (), Timeline(("start",), lives))
+        return Plan(budget.limit, (), Timeline(("start",), lives), (UNKNOWN,))
     choice, figures, base = last
     calls = figures.calls
     end = 2 * len(calls)
@@ -36,7 +38,7 @@ def make_plan(
     for number, (call, take) in enumerate(zip(calls, choice.found.ways, strict=True)):
         back = end - 1 - number
         lives.append(Life("kept", "activation", take.kept, number + 1, back, call.name))
-        lives.append(Life("forward", "temporary", take.peak, number, number + 1, call.name))
+        lives.append(Life("forward", "temporary", take.front, number, number + 1, call.name))
         lives.append(Life("backward", "temporary", take.back + call.back_entry, back, back + 1, call.name))
         if call.is_block:
             blocks.append(BlockPlan(call.name, str(next(ways)), take.kept, take.seconds))

@@ -29,7 +29,7 @@ def make_plan(session: Session, resident: Sequence[Resident]) -> Plan:
     """The `Plan` of the graphs that the session called last."""
     parts: list[_Part] = []
     saved = 0
-    for place, call in enumerate(session.calls):
+    for place, call in enumerate(session.steps.calls):
         call.unit.catch_up()
         rung = call.rung if call.unit.knows(call) else session.choose(call, saved, place)
         saved += rung.take(call.dims).kept
@@ -100,7 +100,7 @@ class _Step:
         if span.kind == "gradient" and (self._flows_on(part, span) or self._is_added(part, span)):
             return part.after(span.dies)
         users = self._users(part, span) if span.kind == "output" else []
-        if not users:
+        if not users or part.call.held:
             return self.end
         last = users[-1]
         kept = last.graph.trains and self._is_saved(part, span, last)

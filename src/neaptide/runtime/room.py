@@ -12,7 +12,8 @@ ANYTHING = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Bytes beyond what is there before a graph runs; by the time of its backward, `later` bytes more are there.
+    """Bytes beyond what is there before a graph runs; by the time of its backward, `later` bytes more are there, and what it
+    handed out is gone or not.
 
     >>> Room(100, 40).holds(Take(80, 70, 30)), Room(100, 40).holds(Take(80, 70, 50)), Room(100, 40, 40).holds(Take(80, 70, 30))
     (True, False, False)
@@ -21,6 +22,7 @@ class Room:
     peak: int
     kept: int
     later: int = 0
+    gone: bool = False
 
     def holds(self, take: Take) -> bool:
         """Whether a way to run fits."""
@@ -32,7 +34,7 @@ class Room:
         >>> Room(100, 40, 40).level(Take(80, 70, 30))
         110
         """
-        return max(take.peak, take.back + self.later)
+        return take.level(self.later, self.gone)
 
     def beyond(self, take: Take) -> tuple[int, int]:
         """How far a way to run is from fitting: first by its level, and where that fits by what it leaves behind.

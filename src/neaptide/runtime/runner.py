@@ -56,8 +56,11 @@ class Rung:
     def take(self, dims: Dims) -> Take:
         """Bytes beyond parameters, buffers and inputs."""
         if dims not in self._takes:
-            trains = self.usual.graph.trains
-            self._takes[dims] = Take(*self.envelope.figures(dims)) if trains else Take(self.envelope.peak(dims), 0, 0)
+            if self.usual.graph.trains:
+                front, back, kept, outputs = self.envelope.figures(dims)
+                self._takes[dims] = Take(front, back, kept, outputs=outputs)
+            else:
+                self._takes[dims] = Take(self.envelope.peak(dims), 0, 0)
         return self._takes[dims]
 
     def peak(self, dims: Dims) -> int:
@@ -79,6 +82,8 @@ class Call:
     rung: Rung = field(init=False, repr=False)
     handed: Sequence[int | None] = ()
     """What one graph hands to the next is one memory."""
+    held: bool = False
+    """Whether something that it handed out was still there when its backward ran last."""
 
     def on(self, rung: Rung) -> Call:
         """The call itself, on a rung."""
@@ -169,7 +174,7 @@ class Unit:
         if call is None:
             call = Call(self, dims, memories(args))
             self.chosen[situation] = call.on(self.session.choose(call))
-        elif call in self.session.calls:  # a second time in this step, maybe with other parameters
+        elif call in self.session.steps.calls:  # a second time in this step, maybe with other parameters
             call = self.chosen[situation] = Call(self, dims, memories(args)).on(call.rung)
         else:
             for position in self._fed:

@@ -25,6 +25,7 @@ from neaptide.runtime.ledger import Ledger
 from neaptide.runtime.observe import Observation, Watch, watch
 from neaptide.runtime.room import ANYTHING, Room
 from neaptide.runtime.runner import Call, Rung, Unit
+from neaptide.runtime.steps import Steps
 from neaptide.runtime.training import Training
 from neaptide.runtime.uncollected import uncollected
 from neaptide.search import chain
@@ -73,13 +74,10 @@ class Session:
         self.units: list[Unit] = []
         self.fixed_sizes = False
         self.run: Callable[[Emitted, list[Any]], Sequence[Any]] = run
-        self._turned = False
+        self.steps = Steps(self.ledger)
         self._margin = 0
         """Bytes of the budget that turned out not to be there."""
         self._watch: Watch | None = None
-        self.calls: list[Call] = []
-        self._sequence: list[Call] = []
-        """The calls of this step so far, and those of the last whole step that trained."""
 
     def next_name(self) -> str:
         return f"graph {len(self.units)}"
@@ -99,65 +97,38 @@ class Session:
         self.stats.captures += 1
 
     def arrives(self, unit: Unit) -> None:
-        """A graph is called. A step begins anew where all that was saved has been consumed, or a graph recurs."""
-        again = any(call.unit is unit for call in self.calls)
-        nothing_saved = (again or self._turned) and not self.ledger.saved
-        if nothing_saved or (again and not unit.graph.trains):
+        """A graph is called."""
+        if self.steps.is_over(unit):
             self.begin_step()
 
     def called(self, call: Call, is_new: bool = False) -> None:
         """A graph is about to run, in a situation that was met before or not. A step that begins with a new one is watched."""
         self.stats.calls += 1
-        if is_new and not self.calls and self.budget.limit is not None and self.run is run:  # not on fakes
+        if is_new and not self.steps.calls and self.budget.limit is not None and self.run is run:  # not on fakes
             self._watch = watch(call.unit.graph.device, call.dims)
-        self.calls.append(call)
+        self.steps.calls.append(call)
 
     def ran(self) -> None:
         """A graph has run, to its end or back to its beginning."""
         if self._watch is not None:
             self._watch.look()
 
-    @property
-    def informed(self) -> bool:
-        """Whether a whole step has shown which graphs follow each other."""
-        return bool(self._sequence)
-
-    def turned(self) -> None:
-        """A backward runs."""
-        self._turned = True
-
     def begin_step(self) -> None:
         """The graphs called from here on are those of one step."""
-        self._learn()
+        self.steps.learn()
         self._compare()
-        self._turned = False
-        self.calls.clear()
-
-    def _learn(self) -> None:
-        """Once its backward ran, a step has shown what it calls."""
-        if self._turned:
-            self._sequence = list(self.calls)
+        self.steps.begin()
 
     def _compare(self) -> None:
         """Beside what was planned: what a watched step took. What it took beyond that is not there to plan with."""
         watched, self._watch = self._watch, None
-        seen = None if watched is None else watched.ends(self._planned())
+        seen = None if watched is None else watched.ends(self.steps.planned())
         if seen is not None:
             self.stats.observed.append(seen)
             if seen.excess:
                 self._margin += seen.excess
                 for unit in self.units:
                     unit.forget()
-
-    def _planned(self) -> int:
-        """What the calls of this step were planned to take beyond what was there before it."""
-        there = highest = 0
-        for position, call in enumerate(self.calls):
-            take = call.rung.take(call.dims)
-            later = self._made_by(self.calls[position + 1 :])
-            highest = max(highest, there + max(take.peak, take.back + later))
-            there += take.kept
-        return highest
 
     def replan(self, budget: Budget) -> None:
         """Go on with another budget."""
@@ -170,14 +141,14 @@ class Session:
     def tighten(self) -> bool:
         """Memory ran out: from here on plan for less than what was planned just now, or as little as can be. False where there
         is no budget to tighten, or nothing was planned; a `BudgetError` where as little as can be was planned already."""
-        if self.budget.limit is None or not self.calls:
+        if self.budget.limit is None or not self.steps.calls:
             return False
         resident = self.ledger.resident()
         there = sum(r.bytes for r in resident)
         planned = make_plan(self, resident).peak - there
         margin = self.budget.limit - there - int(planned * TIGHTER)
         if margin <= self._margin:
-            call = self.calls[-1]
+            call = self.steps.calls[-1]
             raise self._no(call, call.rung, there + planned)
         self._margin = margin
         self.replan(self.budget)
@@ -186,7 +157,7 @@ class Session:
 
     def plan(self) -> Plan:
         """How the latest calls ran, and what a step of them takes, with what is resident now."""
-        self._learn()
+        self.steps.learn()
         return make_plan(self, self.ledger.resident())
 
     def choose(self, call: Call, saved: int | None = None, before: int | None = None) -> Rung:
@@ -200,7 +171,7 @@ class Session:
         try:
             with uncollected():
                 there = self.base(call) + (self.ledger.saved if saved is None else saved)
-                return self._choose(call, there, self._place(call.unit, len(self.calls) if before is None else before))
+                return self._choose(call, there, self.steps.place(call.unit, before))
         finally:
             self.stats.planning_seconds += time.perf_counter() - start
 
@@ -232,11 +203,11 @@ class Session:
         unit, dims = call.unit, call.dims
         if self.budget.limit is None and not self.budget.smallest:
             return Room(max(lowest, int(unit.customary.peak(dims) * AS_GOOD)), ANYTHING)
-        links = self._links(call, place)
+        links = self.steps.links(call, place)
         if self.budget.limit is None:
             return self._among(links, chain.lowest(links).peak) if len(links) > 1 else None
         room = self.budget.limit - self._margin - there
-        if unit.graph.trains and not self.informed:
+        if unit.graph.trains and not self.steps.informed:
             return Room(room, min(take.kept for take in unit.takes(dims)))
         return self._among(links, room) if links else Room(room, ANYTHING)
 
@@ -244,35 +215,7 @@ class Session:
         """What the first call of a chain may take so that all fit in a room, in the least time or as nearly as can be."""
         found = chain.fastest(links, room) or chain.lowest(links)
         spare = min((room - level for level in found.levels[1:]), default=ANYTHING)
-        return Room(room, found.ways[0].kept + max(spare, 0), links[0].later)
-
-    def _place(self, unit: Unit, before: int) -> int | None:
-        """Where in the last step's calls that of this graph stood which comes after so many."""
-        units = [call.unit for call in self._sequence]
-        if units[before : before + 1] == [unit]:
-            return before
-        return units.index(unit) if unit in units else None
-
-    def _links(self, call: Call, place: int | None) -> list[Link]:
-        """A call that trains and those that followed it in the last step and train, with what their ways take."""
-        if not call.unit.graph.trains:
-            return []
-        rest = [] if place is None else [later for later in self._sequence[place + 1 :] if later.unit.graph.trains]
-        became = {} if place is None else dict(zip(self._sequence[place].dims, call.dims, strict=True))
-        known = () if place is None else self._sequence[: place + 1]  # what those handed out then is in what they leave behind
-        seen = {memory for earlier in (*known, *self.calls, call) for memory in (*earlier.handed, *earlier.given)}
-        links = [Link(call.unit.takes(call.dims), 0, self._made_by(rest))]
-        for position, later in enumerate(rest, 1):
-            dims = tuple(became.get(d, d) for d in later.dims)
-            fresh = sum(size for memory, size in later.inputs.items() if memory not in seen)
-            seen.update(later.inputs, later.handed)
-            links.append(Link(later.unit.takes(dims), fresh, self._made_by(rest[position:])))
-        return links
-
-    def _made_by(self, calls: Sequence[Call]) -> int:
-        """Bytes of the gradients that calls leave behind, once each; where gradients are there already, they are added."""
-        made = {} if self.ledger.accumulates else {m: size for call in calls for m, size in call.gradients.items()}
-        return sum(made.values())
+        return Room(room, found.ways[0].kept + max(spare, 0), links[0].later, links[0].gone)
 
     def base(self, call: Call) -> int:
         """Bytes that are there before a graph runs: resident, and what it is given that no earlier call of the step made."""
@@ -280,9 +223,7 @@ class Session:
         graph = call.unit.graph
         owned = any(r.kind in ("parameter", "buffer") for r in resident)
         lent = 0 if owned else lent_at(graph, call.dims, ("parameter", "buffer"))
-        handed = {memory for earlier in self.calls for memory in earlier.handed}
-        given = sum(size for memory, size in call.inputs.items() if memory not in handed)
-        return sum(r.bytes for r in resident) + lent + given
+        return sum(r.bytes for r in resident) + lent + self.steps.given(call)
 
     def _no(self, call: Call, rung: Rung, smallest: int) -> BudgetError:
         unit, dims = call.unit, call.dims

@@ -26,7 +26,7 @@ from neaptide.runtime.across import STORE, new_store, only_recomputed, superset
 from neaptide.runtime.ledger import Saved
 from neaptide.runtime.recomputing import Recomputing, Ways, Weighed
 from neaptide.runtime.room import Room
-from neaptide.runtime.runner import Dims, Rung, Unit, memories
+from neaptide.runtime.runner import Call, Dims, Rung, Unit, memories
 from neaptide.runtime.stock import LARGE, about_as_fast, worth_making
 from neaptide.runtime.sums import are_averaged, of_parameters, sums_of, watch
 from neaptide.runtime.version import Crossing, Version, usual, versions
@@ -120,7 +120,7 @@ class Training(Unit):
         if not self.session.bounded:
             return dims
         ledger = self.session.ledger
-        return (dims, ledger.saved, ledger.accumulates, self.session.informed)
+        return (dims, ledger.saved, ledger.accumulates, self.session.steps.informed)
 
     def repeated(self, dims: Dims) -> Rung | None:
         """Inside a backward a checkpoint repeats a forward, which has to save what it saved then."""
@@ -131,10 +131,10 @@ class Training(Unit):
             return None
         found = [choice for search in self._searches_now for choice in search.at(dims)]
         is_large = len(self.graph.ops) >= LARGE
-        if is_large and self.session.informed and not self._stocked:
+        if is_large and self.session.steps.informed and not self._stocked:
             self._make_ahead(found, dims)
         hurries = is_large and room is not None and self._begun
-        self._begun = self.session.informed
+        self._begun = self.session.steps.informed
         ways = Ways(found, room)
         tried = []
         for crossing in ways:
@@ -235,17 +235,19 @@ class Training(Unit):
         self.session.ledger.save(header, saved)
         if context is not None:
             context.neaptide_saved = saved
+            context.neaptide_handed = call, [weakref.ref(t) for t in results[: len(self.graph.outputs)] if torch.is_tensor(t)]
         results.insert(len(self.graph.outputs), header)
         return results
 
     def backward(self, args: list[Any]) -> Sequence[Any]:
-        self.session.turned()
+        self.session.steps.turned = True
         header = args.pop(len(self.slots.sizes))
         number, _, *dims = header.shape
         rung = self._ever[number - 1]
         if self._watched:
             self._settle(getattr(header, "neaptide_versions", None))
         node = current_autograd_node()
+        _look_after(*getattr(node, "neaptide_handed", ()))
         store = getattr(node, STORE, None) or getattr(header, STORE, None)
         sums = self._sums(node) if self._addable else None
         del header  # the ledger strikes off what this call saved when the last reference to it goes
@@ -332,6 +334,12 @@ class Training(Unit):
         self._watched = frozenset()
         self._changing = self.graph.mutated | changed
         self._due = [write_in_place(recompute(self.graph, keep, self._changing)) for keep in self._keeps.values()]
+
+
+def _look_after(call: Call | None = None, handed: Sequence[weakref.ref[torch.Tensor]] = ()) -> None:
+    """Note whether somebody holds what a call handed out."""
+    if call is not None:
+        call.held = any(reference() is not None for reference in handed)
 
 
 def _itself(program: Program) -> Program:

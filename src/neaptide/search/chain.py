@@ -2,7 +2,7 @@
 
 In: for each call, in order, the ways there are to run it. Out: one of them for each. Forwards run in order and each leaves
 something behind; backwards run in reverse, and each finds there what earlier calls left behind and what later ones made
-(gradients). So what a call leaves behind is dear, and the earlier the dearer.
+(gradients). So what a call leaves behind is dear, and the earlier the dearer. What it hands to a later call is gone by then.
 
 Beginnings of a chain are extended by every way of the next call; of those with as much there, the cheapest is followed. A
 long run of calls with the very same ways is one step of that: so many of it run one way, the rest another, and where that
@@ -29,21 +29,41 @@ PAIRS = 1 << 13
 class Take:
     """What a way to run a call takes: bytes beyond what is there before it, and seconds beyond those of the fastest."""
 
-    peak: int
+    front: int
     back: int
-    """The peak of its backward alone."""
+    """The peaks of its forward and of its backward."""
     kept: int
     """What its forward leaves behind."""
     seconds: float = 0.0
+    outputs: int = 0
+    """Of that, what it hands out and does not need itself: there throughout the backward, if somebody holds it."""
+
+    @property
+    def peak(self) -> int:
+        """The peak, with what is handed out held to the end."""
+        return max(self.front, self.back)
+
+    def level(self, later: int, gone: bool) -> int:
+        """How high it reaches, with what is there by the time of its backward, and what it handed out gone or not.
+
+        >>> Take(50, 80, 40, outputs=10).level(0, False), Take(50, 80, 40, outputs=10).level(5, True)
+        (80, 75)
+        """
+        return max(self.front, self.back + later - (self.outputs if gone else 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One call: its ways, what is new there from it on, and what later calls will have made when its backward runs."""
+    """One call: its ways, what is new there from it on, what later calls will have made when its backward runs, and whether
+    what it handed out is gone then."""
 
     ways: Sequence[Take]
     fresh: int = 0
     later: int = 0
+    gone: bool = False
+
+    def level(self, way: Take) -> int:
+        return way.level(self.later, self.gone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +167,7 @@ def _levels(links: Sequence[Link], ways: Sequence[Take]) -> Iterator[int]:
     there = 0
     for link, way in zip(links, ways, strict=True):
         there += link.fresh
-        yield there + max(way.peak, way.back + link.later)
+        yield there + link.level(way)
         there += way.kept
 
 
@@ -155,7 +175,7 @@ def _options(links: Sequence[Link]) -> Iterator[_Options]:
     start = 0
     while start < len(links):
         stop, first = start + 1, links[start]
-        while stop < len(links) and links[stop].ways is first.ways and links[stop].fresh == first.fresh:
+        while stop < len(links) and links[stop].ways is first.ways and _about(links[stop]) == _about(first):
             stop += 1
         if stop - start < LONG:
             stop = start + 1
@@ -163,13 +183,19 @@ def _options(links: Sequence[Link]) -> Iterator[_Options]:
         start = stop
 
 
+def _about(link: Link) -> tuple[int, bool]:
+    return link.fresh, link.gone
+
+
 def _run(links: Sequence[Link]) -> _Options:
     """One link, or a run of links that have the same ways."""
     fresh, length = links[0].fresh, len(links)
     ways = _undominated(links)
-    peak, back, kept = (np.array([getattr(way, name) for way in ways]) for name in ("peak", "back", "kept"))
+    front, back, kept = (np.array([getattr(way, name) for way in ways]) for name in ("front", "back", "kept"))
+    if links[0].gone:
+        back = back - np.array([way.outputs for way in ways])
     seconds = np.array([way.seconds for way in ways], dtype=float)
-    high = np.maximum(peak[:, None], back[:, None] + np.array([link.later for link in links])) + fresh
+    high = np.maximum(front[:, None], back[:, None] + np.array([link.later for link in links])) + fresh
     step = kept + fresh
     if length == 1:
         numbers = np.arange(len(ways))
@@ -191,20 +217,21 @@ def _run(links: Sequence[Link]) -> _Options:
 
 def _undominated(links: Sequence[Link]) -> list[Take]:
     """The ways of which no other reaches no higher, leaves no more and takes no longer, in any of the links."""
-    ways = links[0].ways
-    later = links[0].later if len(links) == 1 else None
-    kept: list[Take] = []
-    highs = [max(w.peak, w.back + later) if later is not None else max(w.peak, w.back) for w in ways]
+    ways, first = links[0].ways, links[0]
+    alone = len(links) == 1
+    highs = [first.level(way) for way in ways]
+    backs = [way.back - (way.outputs if first.gone else 0) for way in ways]
+    kept: list[int] = []
     for n in sorted(range(len(ways)), key=lambda n: (highs[n], ways[n].kept, ways[n].seconds)):
         one = ways[n]
         if not any(
-            k.kept <= one.kept
-            and k.seconds <= one.seconds
-            and (later is not None or (k.peak <= one.peak and k.back <= one.back))
+            ways[k].kept <= one.kept
+            and ways[k].seconds <= one.seconds
+            and (alone or (ways[k].front <= one.front and backs[k] <= backs[n]))
             for k in kept
         ):
-            kept.append(one)
-    return kept
+            kept.append(n)
+    return [ways[n] for n in kept]
 
 
 def _filled(links: Sequence[Link], found: Chain, limit: float) -> Chain:
@@ -214,14 +241,14 @@ def _filled(links: Sequence[Link], found: Chain, limit: float) -> Chain:
     moved = False
     for at in range(len(links) - 1, -1, -1):
         link, now = links[at], ways[at]
-        there = levels[at] - max(now.peak, now.back + link.later)
+        there = levels[at] - link.level(now)
         for way in sorted(link.ways, key=lambda way: way.seconds):
             if way.seconds >= now.seconds:
                 break
             more = way.kept - now.kept
-            if there + max(way.peak, way.back + link.later) <= limit and more <= spare:
+            if there + link.level(way) <= limit and more <= spare:
                 ways[at], moved = way, True
-                levels[at] = there + max(way.peak, way.back + link.later)
+                levels[at] = there + link.level(way)
                 spare -= max(more, 0)
                 break
         spare = min(spare, limit - levels[at])

@@ -36,6 +36,8 @@ class Played:
     """Bytes that the forward leaves behind."""
     turn: int
     """The first step of the backward."""
+    outputs: int
+    """Bytes of what is handed out and not read by the backward."""
 
     @property
     def choice(self) -> Choice:
@@ -47,8 +49,8 @@ class Played:
 
     @property
     def take(self) -> Take:
-        back = int(self.levels[self.turn :].max(initial=0))
-        return Take(self.peak, back, self.kept, self.seconds)
+        front, back = (int(part.max(initial=0)) for part in (self.levels[: self.turn], self.levels[self.turn :]))
+        return Take(front, back, self.kept, self.seconds, self.outputs)
 
 
 class Scene:
@@ -115,8 +117,14 @@ class Scene:
             again = float(self._by_op[replay.rerun].sum())
             moved = sum(self.bytes[s] for s in replay.fetched) * self.away
             moved += fresh_pages(begins, stops, amounts, replay.length) * self._touch
-            self._known[choice] = Played(replay, levels, self.longer + again + moved, kept, turn)
+            seconds = self.longer + again + moved
+            self._known[choice] = Played(replay, levels, seconds, kept, turn, self._outputs(replay))
         return self._known[choice]
+
+    def _outputs(self, replay: Replay) -> int:
+        """Bytes of what the forward hands out and the backward has no need of."""
+        made = self.judge.handed.intersection(self.judge.births).difference(replay.needed)
+        return sum(self.bytes[storage] for storage in made)
 
     @property
     def looked_at(self) -> list[Played]:
