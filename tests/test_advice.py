@@ -123,17 +123,21 @@ def test_a_batch_in_parts_is_turned_on_and_takes_what_was_said(with_loss: tuple[
     model, x, advice = with_loss
     row = next(row for row in advice.rows if row.method == "accumulate 4 x 2")
     assert row.peak < 0.6 * advice.plain.peak
-    for module in model.modules():
-        module.p = 0.0 if isinstance(module, nn.Dropout) else getattr(module, "p", None)
+    dropouts = {module: module.p for module in model.modules() if isinstance(module, nn.Dropout)}
+    for module in dropouts:
+        module.p = 0.0
     expected = step(model, x)
     handle = advice.apply("accumulate 4 x 2")
     for ours, theirs in zip(step(model, x), expected, strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-7)
+    for module, p in dropouts.items():
+        module.p = p
+    step(model, x)
     model.zero_grad()
     others = neaptide.measure(lambda: None).peak - sum(p.nbytes for p in model.parameters()) - x.nbytes
     taken = neaptide.measure(lambda: model(x)["loss"].backward()).peak - others
     handle.release()
-    assert row.peak == pytest.approx(taken, rel=0.05)
+    assert row.peak == pytest.approx(taken, rel=0.03)
 
 
 def test_adapt_has_a_row_inside_the_budget_and_is_turned_on(with_loss: tuple[nn.Module, torch.Tensor, Advice]) -> None:

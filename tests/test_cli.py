@@ -86,7 +86,7 @@ def test_the_page_and_the_snapshot_are_written(write, tmp_path):
     assert str(page) in done.stderr.replace("\n", "")
 
 
-@pytest.mark.parametrize("mode", ["--train", "--inference"])
+@pytest.mark.parametrize("mode", ["--train", pytest.param("--inference", marks=pytest.mark.slow)])
 def test_measure_sets_the_allocator_up_by_itself_and_agrees_with_the_prediction(write, mode):
     done = command("measure", f"{write(MLP)}:net", "--json", mode)
     assert done.returncode == 0, done.stderr

@@ -101,13 +101,15 @@ def peaks() -> dict[str, list[int]]:
     return json.loads(done.stdout)
 
 
+ABOVE = {"autocast bf16": 1.15, "int4 activations": 1.08}
+"""Whether products in half precision need a sum in single precision beside them depends on the processor. Packing into four
+bits takes less than the sum of its steps says: 3 to 5 % of this peak."""
+
+
 @pytest.mark.parametrize("name", ["", *METHODS])
 def test_what_they_take_is_as_predicted(name: str, peaks: dict[str, list[int]]) -> None:
     predicted, measured = peaks[name]
-    if name == "autocast bf16":  # whether its products need a sum in single precision beside them depends on the processor
-        assert 0.98 * measured < predicted < 1.15 * measured
-    else:
-        assert predicted == pytest.approx(measured, rel=0.05)
+    assert 0.98 * measured < predicted < ABOVE.get(name, 1.03) * measured
 
 
 def test_several_at_once() -> None:

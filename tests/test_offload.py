@@ -124,6 +124,7 @@ def test_less_than_recomputation_alone_reaches_and_the_same_bits(folder: Path) -
     assert not list(folder.iterdir())
 
 
+@pytest.mark.slow
 def test_two_calls_under_way_a_second_backward_and_hooks(folder: Path) -> None:
     plain, model = Stack(), Stack()
     neaptide.compile(model, budget="min")
@@ -139,6 +140,7 @@ def test_two_calls_under_way_a_second_backward_and_hooks(folder: Path) -> None:
     assert all(map(torch.equal, gradients(model), gradients(plain)))
 
 
+@pytest.mark.slow
 def test_a_copy_and_other_sizes_run_as_well(folder: Path) -> None:
     model = Stack()
     neaptide.compile(model, budget="min")

@@ -80,7 +80,11 @@ assert worst <= 1.02, worst
 
 
 @pytest.mark.parametrize(
-    ("share", "kind"), [(0.45, "dry run"), pytest.param(0.7, "dry run", marks=pytest.mark.slow), (0.6, "fitted")]
+    ("share", "kind"),
+    [
+        (0.45, "dry run"),
+        *(pytest.param(share, kind, marks=pytest.mark.slow) for share, kind in ((0.7, "dry run"), (0.6, "fitted"))),
+    ],
 )
 def test_no_batch_of_a_stream_breaks_the_budget(share: float, kind: str) -> None:
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": f"{ROOT}/src:{ROOT}"}

@@ -38,8 +38,8 @@ def test_the_replay_of_a_choice_says_what_the_timeline_says(kind: type[nn.Module
     program = recompute(graph, judge.values(keep), graph.mutated, judge.values(away))
     program = write_in_place(without(program, absent) if absent else program)
     take = Scene(judge, dims, this_machine("cpu")).play(Choice(keep, away)).take
-    peak, back, _ = envelope(program).figures(dims)
-    assert (take.peak, take.back) == (peak, back)
+    front, back, _, outputs = envelope(program).figures(dims)
+    assert (take.front, take.back, take.outputs) == (front, back, outputs)
 
 
 @pytest.mark.parametrize("kind", [Block, Conv])

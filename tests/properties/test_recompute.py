@@ -158,7 +158,7 @@ def _plain(line: Any) -> int:
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])
-@pytest.mark.parametrize("sizes", [(3, 70), (2, 131)])
+@pytest.mark.parametrize("sizes", [(3, 70), pytest.param((2, 131), marks=pytest.mark.slow)])
 def test_pieces_of_a_training_program_run_in_parts(sizes: tuple[int, int], phase: str) -> None:
     graph, args, dims = captured(Block, sizes)
     tangents = [torch.randn(graph.sizes.shape([_expr(s) for s in graph.values[v].fake.shape], dims)) for v in graph.tangents]

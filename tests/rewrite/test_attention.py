@@ -61,7 +61,7 @@ def test_plain_attention_needs_no_copies() -> None:
     assert "clone.default" not in counts(traced.changed)
 
 
-@pytest.mark.parametrize("shape", [(3, 9, 8), (2, 3, 4, 9, 8), (1, 3, 4, 9, 8)])
+@pytest.mark.parametrize("shape", [(3, 9, 8), (2, 3, 4, 9, 8), pytest.param((1, 3, 4, 9, 8), marks=pytest.mark.slow)])
 def test_with_three_dims_or_five(shape: tuple[int, ...]) -> None:
     def model(*given: Tensor) -> list[Tensor]:
         return [attend(*given[:3]), attend(*given[3:])]
@@ -139,7 +139,7 @@ def test_with_a_bias_that_lies_the_other_way_round_and_a_mask() -> None:
     assert sum(n.args[0].target is torch.ops.aten.unsqueeze.default for n in copied) == 1  # by both
 
 
-@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_triangle_attention_with_a_mask_and_a_bias_between_pairs(batch: int) -> None:
     def model(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, pairs: Tensor) -> list[Tensor]:
         both, one = attend(q, k, v, lambda s: s + mask + pairs), attend(q, k, v, lambda s: s + pairs)
