@@ -80,6 +80,8 @@ class Machine:
     """Adding to a score what a mask has for it."""
     normed: float = 0.0
     """Layer norm, for each number."""
+    strided: float = 0.0
+    """A number, element by element, where the operands do not lie in the same order."""
     half: float = 1.0
     """What arithmetic takes in half precision, of that in single; as much, where it was not timed."""
     calls: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -126,6 +128,7 @@ def figures(seconds: Mapping[str, float]) -> Machine:
         function=max(seconds["gelu"] / (1 << 18) - 8 * byte, 0.0),
         softmax=max(seconds["softmax"] / (256 * 1024) - 8 * byte, 0.0),
         normed=max(seconds["normed"] / (1024 * 256) - 8 * byte, 0.0),
+        strided=max((seconds["strided"] - seconds["add"]) / (1 << 18), 0.0),
         random=max(seconds["random"] / (1 << 18) - 4 * byte, 0.0),
         byte=byte,
         stream=stream,
@@ -151,7 +154,7 @@ def time_probes(device: str) -> tuple[dict[str, float], float]:
     far, farther, there = ones(LARGE // 16), ones(LARGE // 16), ones(LARGE // 16)
     few, weights, out = ones(64, 1024), cycle([ones(4096, 1024).t() for _ in range(4)]), ones(64, 4096)
     heads, keys, pairs = ones(8, 256, 64), ones(8, 64, 1024), ones(8, 256, 1024)
-    cube = ones(128, 128, 128)
+    cube, sparse = ones(128, 128, 128), ones(1 << 18, 4)
     attend, own = torch.nn.functional.scaled_dot_product_attention, torch.Generator(device).manual_seed(0)
     scale = ones(256)
     probes: dict[str, Callable[[], Any]] = {
@@ -172,6 +175,7 @@ def time_probes(device: str) -> tuple[dict[str, float], float]:
         "normed": lambda: aten.native_layer_norm.default(scores.view(1024, 256), (256,), scale, scale, 1e-5),
         "random": lambda: rows.bernoulli_(0.9, generator=own),
         "scattered": lambda: cube[:, :, 0].clone(),
+        "strided": lambda: torch.add(row, sparse[:, 0], out=rows),
         "touch": lambda: torch.empty(LARGE, dtype=torch.uint8, device=device).fill_(1),
         **{CALL + name: call for name, call in _calls(ones).items()},
     }

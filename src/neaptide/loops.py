@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,21 +16,13 @@ from torch import fx, nn
 
 from neaptide.axes import Flow
 from neaptide.graph import Graph, expression
-from neaptide.program import Loop, reads
+from neaptide.program import Cut, Loop, reads
 from neaptide.sizes import Expr, print_expression
 
 EVERY = slice(None)
 LAST = slice(-1, None)
 """Which rounds to run: all of them, or the last, which is none of the shorter ones."""
 FIRST = {"sum": "0", "max": "lowest", "min": "highest"}
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """What a round is given of a value from outside: its part along `flow`, or the whole."""
-
-    value: int
-    flow: Flow | None
 
 
 class Looped(nn.Module):

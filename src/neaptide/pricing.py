@@ -51,6 +51,8 @@ def price(
     every = sum(turned.pop(i, 0.0) for i in whole)
     work = _work(target, given, results, machine) * (0.5 if causal else 1.0) * (machine.half if _is_half(given) else 1.0)
     work += sum(turned.values())
+    if results and _is_elementwise(target) and any(_is_across(spec, results[0]) for spec in given):
+        work += _count(results[0]) * machine.strided
     return Cost(_call(target, machine) + again * rate + every, work, max(moved - again, 0) + made, made)
 
 
@@ -62,6 +64,23 @@ def _call(target: Any, machine: Machine) -> float:
 
 def _name(target: Any) -> str:
     return target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload) else ""
+
+
+def _is_elementwise(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and (torch.Tag.pointwise in target.tags or target in COPIES)
+
+
+def _is_across(spec: Spec, result: Spec) -> bool:
+    """Whether a result that is written in the order of its memory reads an operand in another one.
+
+    >>> rows, columns = Spec((8, 8), (8, 1), torch.float32), Spec((8, 8), (1, 8), torch.float32)
+    >>> _is_across(rows, rows), _is_across(columns, rows), _is_across(Spec((8, 8), (1, 0), torch.float32), rows)
+    (False, True, False)
+    """
+    dims = enumerate(zip(result.shape, result.stride, strict=False))
+    inner = next((d for d, (n, step) in dims if n != 1 and step == 1), None)
+    at = -1 if inner is None else inner - len(result.shape) + len(spec.shape)
+    return at >= 0 and bool(spec.stride) and spec.shape[at] != 1 and spec.stride[at] not in (0, 1)
 
 
 def _is_half(given: Sequence[Spec]) -> bool:
@@ -128,6 +147,7 @@ PRODUCTS = frozenset(
     }
 )
 """Ops that multiply matrices and do nothing else with them."""
+COPIES = frozenset({aten.clone.default, aten.copy.default, aten._to_copy.default})
 DENSE = frozenset({aten.native_layer_norm.default})
 """Ops that copy what they read, where it is not contiguous."""
 LOOKED_UP = frozenset({aten.embedding.default, aten.index.Tensor, aten.gather.default, aten.index_select.default})

@@ -110,6 +110,14 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """What a round of a loop is given of a value from outside: its part along `flow`, or the whole."""
+
+    value: int
+    flow: Flow | None
+
+
+@dataclass(frozen=True, slots=True)
 class Loop:
     """Run the body on one part after the other: `chunk` units of the axis at most, of `extent` (a size of the graph) in all."""
 
@@ -251,6 +259,18 @@ def reads_of_parts(graph: Graph, parts: Iterable[Part]) -> tuple[int, ...]:
     """The values that the body of a loop takes from outside."""
     inside = {v for part in parts for v in graph.ops[part.op].outputs}
     return tuple(dict.fromkeys(v for part in parts for v in graph.ops[part.op].inputs if v not in inside))
+
+
+def cuts_of_parts(graph: Graph, parts: Sequence[Part]) -> tuple[Cut, ...]:
+    """What the body of a loop takes from outside, each as it is cut."""
+    inside = {v for part in parts for v in graph.ops[part.op].outputs}
+    wanted: dict[Cut, None] = {}
+    for part in parts:
+        tensors = graph.operands(part.op)
+        wanted.update(dict.fromkeys(Cut(v, f) for v, f in zip(tensors, part.axis.inputs, strict=True) if v not in inside))
+        others = (v for v in graph.ops[part.op].inputs if v not in tensors and v not in inside)
+        wanted.update(dict.fromkeys(Cut(v, None) for v in others))
+    return tuple(wanted)
 
 
 def makes(graph: Graph, step: Step) -> tuple[int, ...]:

@@ -18,8 +18,7 @@ from neaptide.axes import Axis, Flow
 from neaptide.axes.matrix import add_products
 from neaptide.axes.parts import put_sizes
 from neaptide.graph import Graph
-from neaptide.loops import Cut
-from neaptide.program import Loop, Made, Part
+from neaptide.program import Cut, Loop, Made, Part, cuts_of_parts
 
 aten = torch.ops.aten
 
@@ -82,15 +81,8 @@ class Round:
         return tuple(symbolic), numbers
 
     def _take_cuts(self, loop: Loop) -> tuple[tuple[Cut, ...], dict[Cut, fx.Node]]:
-        inside = {v for part in loop.parts for v in self.source.ops[part.op].outputs}
-        wanted: dict[Cut, None] = {}
-        for part in loop.parts:
-            tensors = self.source.operands(part.op)
-            wanted.update(dict.fromkeys(Cut(v, f) for v, f in zip(tensors, part.axis.inputs, strict=True) if v not in inside))
-            others = (v for v in self.source.ops[part.op].inputs if v not in tensors and v not in inside)
-            wanted.update(dict.fromkeys(Cut(v, None) for v in others))
-        given = {cut: self._take(self._name(cut.value)) for cut in wanted}
-        return tuple(wanted), given
+        wanted = cuts_of_parts(self.source, loop.parts)
+        return wanted, {cut: self._take(self._name(cut.value)) for cut in wanted}
 
     def _call(self, part: Part) -> None:
         op, axis = self.source.ops[part.op], part.axis

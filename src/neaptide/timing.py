@@ -18,7 +18,7 @@ from neaptide.graph import Graph
 from neaptide.hardware import Machine, this_machine
 from neaptide.memory import inner_peak, levels_of, sizes_at, spans
 from neaptide.pricing import LOOKED_UP, NOTHING, Cost, in_parts, is_causal, price, whole
-from neaptide.program import Fetch, Loop, Program, Rerun, Run
+from neaptide.program import Fetch, Loop, Part, Program, Rerun, Run, cuts_of_parts
 from neaptide.shapes import Concrete, rows_of, shapes_of
 from neaptide.workspaces import Spec
 
@@ -72,6 +72,7 @@ def looped(shapes: Concrete, loop: Loop, machine: Machine, taken: int = 0) -> fl
     rounds = -(-extent // loop.chunk)
     costs = [cost(shapes, part.op, machine, part.axis) for part in loop.parts]
     total = sum(in_parts(each, rounds, rows / extent, machine) for each in costs)
+    total += rounds * machine.view * sliced(shapes.graph, loop.parts)
     if taken > KEPT_AT_ALL:
         large = sum(each.fresh for each in costs if each.fresh * rows / extent > KEPT_PAGES)
         total += max(rounds * taken - large, 0) * machine.touch
@@ -80,6 +81,11 @@ def looped(shapes: Concrete, loop: Loop, machine: Machine, taken: int = 0) -> fl
         assert spec is not None
         total += written(spec, made.how, made.onto is not None, rounds, machine)
     return total
+
+
+def sliced(graph: Graph, parts: Sequence[Part]) -> int:
+    """Of how many values each round of a loop takes a slice."""
+    return sum(cut.flow is not None for cut in cuts_of_parts(graph, parts))
 
 
 def written(spec: Spec, how: Any, over: bool, rounds: int, machine: Machine) -> float:

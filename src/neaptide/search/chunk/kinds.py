@@ -14,7 +14,7 @@ from neaptide.axes import Axis
 from neaptide.pricing import PRODUCTS
 from neaptide.search.chunk.forms import Form, Forms
 from neaptide.search.chunk.regions import Region
-from neaptide.timing import in_rows, read_whole
+from neaptide.timing import in_rows, read_whole, sliced
 
 
 class Stack:
@@ -68,6 +68,7 @@ class Kinds:
         self.rows = {n: np.array([getattr(f, n) for f in own], dtype=np.int64).reshape(-1, width) for n in names}
         self.extent = np.array([f.region.extent for f in own], dtype=np.int64)
         self.cut = [f.region.rows for f in own]
+        self.sliced = np.array([sliced(net.graph, f.region.parts) for f in own], dtype=np.int64)
         self.made = np.array([len(f.region.made) for f in own], dtype=np.int64)
         self.first, self.missing = Sums(f.region.before for f in own), Sums(f.missing for f in own)
         self.ops = np.zeros((self.count, 1 + max(net.alike, default=0)))

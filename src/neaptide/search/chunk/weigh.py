@@ -74,7 +74,7 @@ class Scales:
         fixed, work, moved, made = (each[kinds.sample] for each in (prices.fixed, prices.work, prices.moved, prices.made))
         written, readied = machine.byte + machine.stream, kinds.readied(self._readied)
         every = kinds.ops @ fixed + readied + fetched * machine.fetch + again * machine.stream + added * written
-        every += kinds.made * 2 * machine.call
+        every += kinds.made * 2 * machine.call + kinds.sliced * machine.view
         shared = kinds.ops @ work + kinds.more @ work - readied + copied * written
         shared += (kinds.ops @ moved - fetched - again).clip(0) * machine.byte
         fresh = sum(np.where(size > KEPT_PAGES, size, 0) for size in (copied, added))
