@@ -160,6 +160,7 @@ def times(name: str, batch: int, methods: Sequence[str], runs: int) -> Row:
     """Predicted and measured seconds at one batch size."""
     from neaptide.dryrun import dry_run
     from neaptide.hardware import this_machine
+    from neaptide.pace import pace
 
     model, inputs, optimizer, step = case(name, batch)
     found: Row = {}
@@ -170,7 +171,7 @@ def times(name: str, batch: int, methods: Sequence[str], runs: int) -> Row:
         return time.perf_counter() - start
 
     for method in methods:
-        predicted = dry_run(model, inputs, True, optimizer, None, this_machine(), around(method)).seconds
+        predicted = dry_run(model, inputs, True, optimizer, None, this_machine(), around(method)).seconds * pace()
         own, plain = [], []
         for _ in range(runs):
             plain.append(timed())

@@ -4,7 +4,9 @@ Each model runs in a process of its own, with random weights and attention writt
 far the results are from the plain model's (as a share of their scale) at two sizes with one handle, and how much of the
 activations is saved: of the predicted peak less parameters, buffers and inputs. A row that fails says what failed.
 
-    python benchmarks/models.py [--only gpt2,unet] [--json models.json]
+With `--train` a step of training instead: how far its gradients and statistics are from plain PyTorch's, with dropout on.
+
+    python benchmarks/models.py [--only gpt2,unet] [--train] [--json models.json]
 """
 
 from __future__ import annotations
@@ -43,10 +45,10 @@ COLUMNS = (
 QUIET = {"TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
 
 
-def row_of(name: str, limit: float) -> dict[str, Any]:
+def row_of(name: str, limit: float, train: bool) -> dict[str, Any]:
     """The row of one model, from a process of its own."""
     begin = time.perf_counter()
-    told = try_to_ask(__file__, "--trial", name, measuring=False, limit=limit, **QUIET)
+    told = try_to_ask(__file__, "--trial", name, *(["--train"] if train else []), measuring=False, limit=limit, **QUIET)
     return {"name": name, **told, "took": time.perf_counter() - begin}
 
 
@@ -83,6 +85,7 @@ def table(rows: list[dict[str, Any]]) -> Any:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(ZOO), help="models, with commas")
+    parser.add_argument("--train", action="store_true", help="a step of training instead of inference")
     parser.add_argument("--limit", type=float, default=300, help="seconds that a model may take")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rows there, after each of them")
     parser.add_argument("--trial", help=argparse.SUPPRESS)
@@ -95,9 +98,10 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     options = parse()
     if options.trial:
+        from benchmarks.zoo.training import try_training
         from benchmarks.zoo.trial import try_out
 
-        print(json.dumps(try_out(options.trial)))
+        print(json.dumps((try_training if options.train else try_out)(options.trial)))
         return 0
     from rich.console import Console
 
@@ -105,7 +109,7 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     names = options.only.split(",")
     for number, name in enumerate(names, 1):
-        row = row_of(name, options.limit)
+        row = row_of(name, options.limit, options.train)
         rows.append(row)
         said = row.get("failed") or f"saves {row['saved']:.1%}, {max(row['apart']):.0e} apart"
         progress.print(f"{number}/{len(names)} {name}: {said} ({row['took']:.0f} s)", markup=False, soft_wrap=True)

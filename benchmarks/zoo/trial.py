@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,29 +26,36 @@ LENT = ("parameter", "buffer", "input")
 
 def try_out(name: str) -> dict[str, Any]:
     """A row about one model; `failed` says what went wrong, and where."""
-    row: dict[str, Any] = {"name": name}
-    step = "build"
+    return reported(name, _row)
+
+
+def reported(name: str, fill: Callable[[str, dict[str, Any]], None]) -> dict[str, Any]:
+    """A row as it is filled; `failed` says what is wrong with the results, or what went wrong, in which step, and where."""
+    row: dict[str, Any] = {"name": name, "step": "plain"}
     try:
         warnings.simplefilter("ignore")
-        entry = ZOO[name]
-        model = entry.model()
-        row["parameters"] = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
-        step = "plain"
-        with torch.no_grad():
-            expected = [list(tensors(model(**entry.given(size)))) for size in entry.sizes]
-        step = "min"
-        handle = neaptide.compile(model, budget="min")
-        row |= _in_parts(entry, model, handle, expected)
-        step = "no budget"
-        row |= _whole(entry, model, handle, expected[0])
-        row["saved"] = 1 - row["least"] / row["whole"]
+        fill(name, row)
         row["failed"] = _wrong(row)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         said = str(error).strip().splitlines() or [""]
-        row["failed"] = f"{step}: {type(error).__name__}: {said[-1].strip()} ({last.filename.rpartition('/')[2]}:{last.lineno})"
+        where = f"({last.filename.rpartition('/')[2]}:{last.lineno})"
+        row["failed"] = f"{row['step']}: {type(error).__name__}: {said[-1].strip()} {where}"
         row["traceback"] = traceback.format_exc()
     return row
+
+
+def _row(name: str, row: dict[str, Any]) -> None:
+    entry = ZOO[name]
+    model = entry.model()
+    with torch.no_grad():
+        expected = [list(tensors(model(**entry.given(size)))) for size in entry.sizes]
+    row["step"] = "min"
+    handle = neaptide.compile(model, budget="min")
+    row |= _in_parts(entry, model, handle, expected)
+    row["step"] = "no budget"
+    row |= _whole(entry, model, handle, expected[0])
+    row["saved"] = 1 - row["least"] / row["whole"]
 
 
 def _whole(entry: Entry, model: nn.Module, handle: neaptide.Handle, expected: list[torch.Tensor]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from neaptide.applied import Applied
-from neaptide.batches import Scaling
+from neaptide.batches import Best, Scaling
 from neaptide.budget import Budget
 from neaptide.dryrun import Loss
 from neaptide.errors import BudgetError, InputError
@@ -79,6 +79,12 @@ class Row:
     def largest(self, limit: int | None) -> int | None:
         """The largest batch inside a limit, where that is known."""
         return None if limit is None or self.scaling is None else self.scaling.peaks.largest(limit)
+
+    def best(self, limit: int | None) -> Best | None:
+        """The batch inside a limit with the most samples per second, which need not be the largest; None where that is not
+        known, or not one sample fits."""
+        found = None if limit is None or self.scaling is None else self.scaling.best(limit)
+        return found if found is not None and found.batch else None
 
     def to_json(self) -> dict[str, Any]:
         told = {name: getattr(self, name) for name in ("method", "peak", "seconds", "batch", "lossy", "note", "code")}
@@ -153,6 +159,14 @@ class Advice:
         """Whether a row is inside the budget."""
         return self.budget is None or row.peak <= self.budget
 
+    def pays(self, row: Row) -> bool | None:
+        """Whether a method raises the best throughput inside the budget, at whichever batch each is best; None where that is
+        not known. Memory that is saved pays where the plain batch is so small that a step's fixed costs outweigh it."""
+        best, plain = row.best(self.budget), self.plain.best(self.budget)
+        if self.budget is None or row.scaling is None or self.plain.scaling is None or row is self.plain:
+            return None
+        return best is not None and (plain is None or best.throughput > plain.throughput)
+
     @property
     def plain(self) -> Row:
         """Eager PyTorch with nothing turned on."""
@@ -178,7 +192,12 @@ class Advice:
     def to_json(self) -> dict[str, Any]:
         best = None if self.best is None else self.best.method
         told = {"budget": self.budget, "device": self.device, "best": best, "notes": list(self.notes)}
-        return {**told, "rows": [{**row.to_json(), "fits": self.fits(row)} for row in self.rows]}
+        return {**told, "rows": [self._row_to_json(row) for row in self.rows]}
+
+    def _row_to_json(self, row: Row) -> dict[str, Any]:
+        best = row.best(self.budget)
+        inside = {"largest_batch": row.largest(self.budget), "best_batch": None if best is None else asdict(best)}
+        return {**row.to_json(), "fits": self.fits(row), **inside, "pays": self.pays(row)}
 
     def write_html(self, path: str | Path) -> Path:
         """Write a page: every method by peak and time, and the memory timeline of a step, plain and as recommended.
@@ -201,12 +220,10 @@ class Advice:
 
     def __str__(self) -> str:
         width = max(len(_title(row)) for row in self.rows)
-        lines = [f"{'method':<{width}}{'peak':>12}{'':>7}{'step':>11}{'':>7}{'samples/s':>11}{'largest batch':>15}  fits"]
+        head = f"{'method':<{width}}{'peak':>12}{'':>7}{'step':>11}{'':>7}{'samples/s':>11}"
+        lines = [f"{head}{'largest batch':>15}{'at best':>20}  pays  fits"]
         for row in sorted(self.rows, key=lambda r: (not self.fits(r), -r.throughput)):
-            largest = row.largest(self.budget)
-            line = f"{_title(row):<{width}}{format_bytes(row.peak):>12}{_off(row.peak_off)}"
-            line += f"{row.seconds * 1e3:>8.0f} ms{_off(row.seconds_off)}{row.throughput:>11.1f}"
-            lines.append(f"{line}{'' if largest is None else largest:>15}  {'yes' if self.fits(row) else 'no'}")
+            lines.append(f"{_title(row):<{width}}{self._cells(row)}")
         if self.best is None:
             lowest = min(self.rows, key=lambda r: r.peak)
             lines.append(f"nothing fits: the lowest is {lowest.method} with {format_bytes(lowest.peak)}")
@@ -214,6 +231,14 @@ class Advice:
             lines.append(f"take: {self.best.method}. {self.best.note}")
             lines += [f"    {line}" for line in self.best.code.splitlines()]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+    def _cells(self, row: Row) -> str:
+        largest, best, pays = row.largest(self.budget), row.best(self.budget), self.pays(row)
+        line = f"{format_bytes(row.peak):>12}{_off(row.peak_off)}"
+        line += f"{row.seconds * 1e3:>8.0f} ms{_off(row.seconds_off)}{row.throughput:>11.1f}"
+        at_best = "" if best is None else f"{best.throughput:,.1f}/s with {best.batch}"
+        yes = {None: "", True: "yes", False: "no"}
+        return f"{line}{'' if largest is None else largest:>15}{at_best:>20}  {yes[pays]:<4}  {yes[self.fits(row)]}"
 
 
 def _title(row: Row) -> str:

@@ -25,6 +25,7 @@ from neaptide.errors import BudgetError, CaptureError, InputError
 from neaptide.handle import Handle, adapt, device_of
 from neaptide.hardware import Machine, this_machine
 from neaptide.methods import METHODS, PLAIN, Method, accumulate, nothing, with_gradients
+from neaptide.pace import pace
 from neaptide.preview import plan
 from neaptide.report.progress import progress
 from neaptide.twins import modules_of, split_inputs
@@ -81,6 +82,8 @@ def advise(
         rows = [replace(_scaled(row, scale), seconds_off=MEASURED_OFF) for row in rows]
     elif device is not None:
         rows = [replace(row, seconds_off=SHEET_OFF) for row in rows]
+    else:
+        rows = [_scaled(row, pace(where.type)) for row in rows]
     about = Asked(model, optimizer, limit, loss)
     return Advice(tuple(rows), limit.limit, device or str(where), tuple(case.notes), lossy, limit.smallest, about)
 

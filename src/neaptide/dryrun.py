@@ -10,20 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from neaptide import away
 from neaptide.accounting import Accounting, tensors_in
 from neaptide.errors import CaptureError, InputError
 from neaptide.hardware import Machine
+from neaptide.memory import fresh_pages
 from neaptide.optimizers import parameters_of, twin_optimizer
 from neaptide.timeline import Predicted, Timeline
 from neaptide.twins import Twins, as_if_real, fake_twins, split_inputs
 
 Loss = Callable[[Any], torch.Tensor]
+RESIDENT = ("parameter", "buffer", "optimizer", "input", "other")
+"""What is there before a step."""
 
 
 @dataclass(frozen=True)
@@ -155,11 +159,23 @@ def dry_run(
     """The step on fake tensors, with a way to run it switched on `around` it; on a `machine`, with its seconds."""
     with fake_twins(model, inputs) as twins, as_if_real(), twins.mode:
         stepper = twin_optimizer(optimizer, twins.twin) if train and optimizer is not None else None
-        accounting = Accounting(twins.modules, machine=machine)
+        untouched = replace(machine, touch=0.0) if machine is not None and train else machine
+        accounting = Accounting(twins.modules, machine=untouched)
         with nullcontext() if around is None else around(twins.modules, stepper), away.counting() as moved:
             line = account(accounting, accounting.watching(), model, twins, train, stepper, loss)
-    seconds = None if machine is None else accounting.seconds + moved.bytes * machine.away
+    if machine is None:
+        return Estimate(line, tuple(accounting.values.notes))
+    seconds = accounting.seconds + moved.bytes * machine.away
+    if train:
+        seconds += _touched(line) * machine.touch
     return Estimate(line, tuple(accounting.values.notes), seconds)
+
+
+def _touched(line: Timeline) -> int:
+    """Bytes of fresh pages in a step of training."""
+    made = [(life.born, life.dies, life.bytes) for life in line.lives if life.kind not in RESIDENT]
+    begins, stops, amounts = np.array(made, dtype=np.int64).reshape(-1, 3).T
+    return fresh_pages(begins, stops, amounts, len(line.steps) + 1)
 
 
 def account(

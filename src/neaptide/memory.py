@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from neaptide.allocator import allocated
+from neaptide.allocator import KEPT_PAGES, allocated
 from neaptide.axes import Flow
 from neaptide.graph import Graph
 from neaptide.instances import Instances
@@ -177,6 +177,18 @@ def levels_of(begins: np.ndarray, stops: np.ndarray, amounts: np.ndarray, length
     """Bytes alive at each step, of what is born at some steps and gone before others."""
     change = np.bincount(begins, amounts, length + 1) - np.bincount(stops, amounts, length + 1)
     return change.cumsum()[:length].astype(np.int64)
+
+
+def fresh_pages(begins: np.ndarray, stops: np.ndarray, amounts: np.ndarray, length: int) -> int:
+    """Bytes of fresh pages that a step takes in the course of training, from when blocks are made and gone, and their sizes.
+
+    Over some steps the C library keeps as much as small blocks ever took together, and puts larger ones there where they fit.
+    """
+    large = amounts > KEPT_PAGES
+    if not large.any():
+        return 0
+    kept = levels_of(begins, stops, np.where(large, 0, amounts), length).max(initial=0)
+    return int(amounts[large & (amounts > kept)].sum())
 
 
 def lent_at(graph: Graph, dims: Sequence[int], kinds: Collection[Kind]) -> int:

@@ -45,11 +45,14 @@ def price(
     """The cost of an op that is no view; what it is given at some places is read `whole` by every part of it."""
     made = sum(r.nbytes for r in results)
     moved = sum(min(g.nbytes, made) if target in LOOKED_UP else g.nbytes for g in given)
+    if target in WITH_BIAS and len(given) > 2:
+        moved += made  # which the bias is copied to first, and the product added to then
     again = sum(given[i].nbytes for i in whole)
     rate = machine.fetch if target in PRODUCTS else machine.stream
     turned = {i: readying(target, i, given, machine) for i in range(len(given))} if target in PRODUCTS | DENSE else {}
     every = sum(turned.pop(i, 0.0) for i in whole)
-    work = _work(target, given, results, machine) * (0.5 if causal else 1.0) * (machine.half if _is_half(given) else 1.0)
+    work = _work(target, given, results, machine) * (machine.half if _is_half(given) else 1.0)
+    work *= _causal(given) if causal else 1.0
     work += sum(turned.values())
     if results and _is_elementwise(target) and any(_is_across(spec, results[0]) for spec in given):
         work += _count(results[0]) * machine.strided
@@ -81,6 +84,12 @@ def _is_across(spec: Spec, result: Spec) -> bool:
     inner = next((d for d, (n, step) in dims if n != 1 and step == 1), None)
     at = -1 if inner is None else inner - len(result.shape) + len(spec.shape)
     return at >= 0 and bool(spec.stride) and spec.shape[at] != 1 and spec.stride[at] not in (0, 1)
+
+
+def _causal(given: Sequence[Spec]) -> float:
+    """The share of scores that causal attention makes: half of them, and what blocks of keys have beyond."""
+    keys = max(spec.shape[-2] for spec in given[:3] if len(spec.shape) > 1)
+    return min(0.5 + KEYS / 2 / max(keys, 1), 1.0)
 
 
 def _is_half(given: Sequence[Spec]) -> bool:
@@ -148,6 +157,9 @@ PRODUCTS = frozenset(
 )
 """Ops that multiply matrices and do nothing else with them."""
 COPIES = frozenset({aten.clone.default, aten.copy.default, aten._to_copy.default})
+WITH_BIAS = frozenset({aten.addmm.default, aten.baddbmm.default, aten.linear.default})
+KEYS = 512
+"""Keys that attention looks at together, on the CPU."""
 DENSE = frozenset({aten.native_layer_norm.default})
 """Ops that copy what they read, where it is not contiguous."""
 LOOKED_UP = frozenset({aten.embedding.default, aten.index.Tensor, aten.gather.default, aten.index_select.default})
@@ -180,12 +192,12 @@ def _work(target: Any, args: Sequence[Spec], results: Sequence[Spec], machine: M
         return pairs * (2.5 * score if back else score + masked)
     if torch.Tag.nondeterministic_seeded in target.tags:
         return elements * machine.random
+    if name in machine.each:
+        return max(elements, _count(args[0]) if args else 0) * machine.each[name]
     if "softmax" in name:
         return elements * machine.softmax
-    if name in FUNCTIONS:
+    if name.removesuffix("_backward") in FUNCTIONS:
         return elements * machine.function
-    if name == "native_layer_norm":
-        return elements * machine.normed
     if "norm" in name:
         return elements * machine.softmax * 0.5
     return 0.0

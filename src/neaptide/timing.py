@@ -16,7 +16,7 @@ from neaptide.allocator import KEPT_AT_ALL, KEPT_PAGES
 from neaptide.axes import Axis, Flow
 from neaptide.graph import Graph
 from neaptide.hardware import Machine, this_machine
-from neaptide.memory import inner_peak, levels_of, sizes_at, spans
+from neaptide.memory import fresh_pages, inner_peak, sizes_at, spans
 from neaptide.pricing import LOOKED_UP, NOTHING, Cost, in_parts, is_causal, price, whole
 from neaptide.program import Fetch, Loop, Part, Program, Rerun, Run, cuts_of_parts
 from neaptide.shapes import Concrete, rows_of, shapes_of
@@ -51,18 +51,6 @@ def _touched(program: Program, dims: Sequence[int]) -> int:
     own = [(span.born, span.dies, sizes[span.size]) for span in found if not span.lent and span.loop is None]
     begins, stops, amounts = np.array(own, dtype=np.int64).reshape(-1, 3).T
     return fresh_pages(begins, stops, amounts, len(labels) + 1)
-
-
-def fresh_pages(begins: np.ndarray, stops: np.ndarray, amounts: np.ndarray, length: int) -> int:
-    """Bytes of fresh pages that a step takes in the course of training, from when blocks are made and gone, and their sizes.
-
-    Over some steps the C library keeps as much as small blocks ever took together, and puts larger ones there where they fit.
-    """
-    large = amounts > KEPT_PAGES
-    if not large.any():
-        return 0
-    kept = levels_of(begins, stops, np.where(large, 0, amounts), length).max(initial=0)
-    return int(amounts[large & (amounts > kept)].sum())
 
 
 def looped(shapes: Concrete, loop: Loop, machine: Machine, taken: int = 0) -> float:

@@ -14,13 +14,13 @@ import numpy as np
 
 from neaptide.away import SMALL
 from neaptide.hardware import Machine
-from neaptide.memory import inner_peak, levels_of, sizes_at
+from neaptide.memory import fresh_pages, inner_peak, levels_of, sizes_at
 from neaptide.pricing import whole
 from neaptide.search.chain import Take
 from neaptide.search.recompute.judge import LOOP, Judge
 from neaptide.search.recompute.replay import Choice, Replay
 from neaptide.shapes import Concrete, shapes_of
-from neaptide.timing import cost, fresh_pages, looped
+from neaptide.timing import cost, looped
 
 
 @dataclass(frozen=True, eq=False)
