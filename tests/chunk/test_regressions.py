@@ -156,3 +156,21 @@ def test_copies_of_scattered_matrices_are_counted_where_their_products_are_added
     shapes = shapes_of(graph).at([symbol.hint for symbol in graph.sizes.symbols])
     copies = 2 * 16 * 96 * 32 * 4
     assert shapes.part_workspace(op, summed, 16, 96) == copies
+
+
+def test_a_graph_of_nothing_but_sizes_runs_as_it_is() -> None:
+    def inner(n: int, m: int) -> tuple[int, int]:
+        torch._dynamo.graph_break()
+        return n, m
+
+    def shaped(x: torch.Tensor) -> torch.Tensor:
+        n, m = inner(x.shape[0], x.shape[1])
+        torch._dynamo.graph_break()
+        return x.sum() * n + m
+
+    handle = neaptide.compile(shaped, budget="min")
+    with torch.no_grad():
+        for size in (6, 9):
+            x = torch.randn(size, 4)
+            assert torch.allclose(handle(x), shaped(x))
+    assert any(not unit.graph.ops for unit in handle._session.units)

@@ -37,6 +37,8 @@ class Inference(Unit):
         self._random = tuple({graph.device for op in graph.ops if op.random})
 
     def tighter(self, dims: Dims, room: Room | None) -> Rung | None:
+        if not self.graph.ops:  # between two breaks there may be nothing but sizes handed on
+            return None
         limit = None if room is None else room.peak
         graph, rewrites = self._form(dims)
         if graph is not self.graph and limit is not None:
