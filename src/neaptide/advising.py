@@ -209,7 +209,9 @@ class _Case:
             self.notes.append(f"{name}: steps differ with the batch size; its largest batch is by a line through two peaks")
             each = max(0.0, (twice.peak - one.peak) / self.batch)
             peaks = Peaks((Line(one.peak - each * self.batch, each),))
-        each = max(0.0, (twice.seconds - one.seconds) / self.batch)
+        each = min(
+            max(0.0, (twice.seconds - one.seconds) / self.batch), one.seconds / self.batch
+        )  # no step takes less than nothing
         line = Line(one.seconds - each * self.batch, each)
         return Scaling(peaks, Seconds(len(one.timeline.steps) * self.machine.call, line))
 
