@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.zoo import ZOO, Entry
-from benchmarks.zoo.trial import apart, beyond_lent, reported, tensors
+from benchmarks.zoo.trial import apart, beyond_lent, planned, reported, tensors
 from torch import nn
 
 import neaptide
@@ -37,18 +37,7 @@ def _row(name: str, row: dict[str, Any]) -> None:
         row["apart"].append(apart(_gradients(entry, model, start, size), plain))
         plan = plan or handle.plan
     assert plan is not None
-    row |= {
-        "least": _beyond(plan),
-        "graphs": len(plan.graphs),
-        "ops": sum(graph.ops for graph in plan.graphs),
-        "regions": sum(len(graph.regions) for graph in plan.graphs),
-        "rewrites": sum(len(graph.rewrites) for graph in plan.graphs),
-        "captures": handle.stats.captures,
-        "planning": handle.stats.planning_seconds,
-        "fixed_sizes": handle._session.fixed_sizes,
-        "breaks": sum(torch._dynamo.utils.counters["graph_break"].values()),
-        "step": "no budget",
-    }
+    row |= {"least": _beyond(plan), **planned(handle, plan), "step": "no budget"}
     handle._session.replan(Budget())
     row["whole_apart"] = apart(_gradients(entry, model, start, entry.sizes[0]), expected[0])
     row["whole"] = _beyond(handle.plan)

@@ -81,6 +81,14 @@ def _in_parts(entry: Entry, model: nn.Module, handle: neaptide.Handle, expected:
         "least": beyond_lent(plan),
         "held": [(life.name, life.kind, life.bytes) for life in plan.held_by if life.kind not in LENT][:4],
         "at": plan.timeline.steps[plan.timeline.peak_step] if plan.timeline.steps else "",
+        "unlisted": sorted({op for unit in units for op in unit._chunking.net.unlisted}),
+        **planned(handle, plan),
+    }
+
+
+def planned(handle: neaptide.Handle, plan: neaptide.Plan) -> dict[str, Any]:
+    """How a model was captured and planned, in figures."""
+    return {
         "graphs": len(plan.graphs),
         "ops": sum(graph.ops for graph in plan.graphs),
         "regions": sum(len(graph.regions) for graph in plan.graphs),
@@ -89,7 +97,6 @@ def _in_parts(entry: Entry, model: nn.Module, handle: neaptide.Handle, expected:
         "planning": handle.stats.planning_seconds,
         "plans": handle.stats.plans,
         "fixed_sizes": handle._session.fixed_sizes,
-        "unlisted": sorted({op for unit in units for op in unit._chunking.net.unlisted}),
         "breaks": sum(torch._dynamo.utils.counters["graph_break"].values()),
     }
 

@@ -93,7 +93,6 @@ def _functions(ones: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]
     x, dy, scale = ones(1024, 256), ones(1024, 256), ones(256)
     image, channels, pixels = ones(4, 64, 32, 32), ones(64), 32 * 32
     mean, square = ones(1024, 1), ones(4, 8)
-    around = (dy, x, scale, scale)
     batch = (channels, channels, channels, channels)
     elementwise = {name: getattr(aten, name).default for name in ("gelu", "tanh", "silu", "sigmoid", "exp")}
     back = {name: getattr(aten, name).default for name in ("gelu_backward", "tanh_backward", "silu_backward")}
@@ -108,7 +107,7 @@ def _functions(ones: Callable[..., torch.Tensor]) -> dict[str, Callable[[], Any]
         **{op._schema.name.split("::")[1]: (lambda op=op: op(dy, x, -1, torch.float32)) for op in softmaxes},
         "native_layer_norm": lambda: aten.native_layer_norm.default(x, (256,), scale, scale, 1e-5),
         "native_layer_norm_backward": lambda: aten.native_layer_norm_backward.default(
-            dy, x, (256,), mean, mean, *around[2:], [True, True, True]
+            dy, x, (256,), mean, mean, scale, scale, [True, True, True]
         ),
         "native_group_norm": lambda: aten.native_group_norm.default(image, channels, channels, 4, 64, pixels, 8, 1e-5),
         "native_group_norm_backward": lambda: aten.native_group_norm_backward.default(
