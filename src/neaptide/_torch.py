@@ -1,6 +1,8 @@
 """Every private name of torch's that Neaptide uses, each with why there is no public one; imported nowhere else."""
 
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 # Sizes in captured graphs are sympy expressions with torch's own functions (FloorDiv, Mod, ...); this prints them as Python.
 from torch.utils._sympy.printers import PythonPrinter as PythonPrinter
@@ -115,3 +117,54 @@ def saved_tensor_hooks():
 def running_ddp():
     """The DistributedDataParallel whose forward is running; None if there is none."""
     return DistributedDataParallel._active_ddp_module
+
+
+def inductor():
+    """What a stretch of a program takes to go to inductor as it is, with no second capture: its public entry takes models.
+
+    Imported when it is asked for, which takes a second.
+    """
+    from torch._guards import tracing
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.virtualized import V
+
+    return SimpleNamespace(
+        compile=compile_fx_inner,
+        config=config,
+        decompositions=select_decomp_table,
+        passes=joint_graph_passes,
+        record_strides=record_original_output_strides,
+        tracing=tracing,
+        with_fakes=V.set_fake_mode,
+    )
+
+
+def load_kernels(source: str):
+    """The `call` of a wrapper that inductor wrote, its kernels loaded from where they were built."""
+    from torch._inductor import config
+    from torch._inductor.codecache import PyCodeCache
+
+    with config.patch(compile_threads=1):  # they are there already: no pool of processes is needed
+        return PyCodeCache.load(source).call
+
+
+def new_sizes():
+    """A mode for fake tensors with symbolic sizes of its own, none taken for another."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return FakeTensorMode(shape_env=ShapeEnv(duck_shape=False))
+
+
+def new_size(mode: FakeTensorMode, name: str, hint: int) -> Any:
+    """A free size under a name of ours."""
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+    shapes: Any = mode.shape_env
+    source = ConstantSource(name)
+    free = {"dynamic_dim": DimDynamic.DYNAMIC, "constraint_dim": None, "do_not_specialize_zero_one": True}
+    made = shapes.create_symbol(hint, source, **free)
+    return shapes.create_symintnode(made, hint=hint, source=source)

@@ -64,6 +64,10 @@ class Applied:
         if budget != self.budget:
             raise InputError(f"{self._method.name} is on or off: release it and advise anew for another budget")
 
+    def wait(self, seconds: float | None) -> bool:
+        """Nothing is compiled."""
+        return True
+
     def release(self) -> None:
         """Turn it off."""
         self._stack.close()

@@ -13,18 +13,22 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._ops import OpOverload
 from torch.fx.graph import CodeGen
 from torch.fx.node import map_arg
 
 from neaptide import away, generator
 from neaptide.graph import Graph
+from neaptide.inner.compiler import Kernels
+from neaptide.inner.straight import Stretch, stretches
 from neaptide.loops import Looped, signature, write_loop
 from neaptide.ops import PART_OF, in_place_variant
 from neaptide.program import Add, Copy, Fetch, Loop, Mark, Program, Rerun, Run, Same, Send, Step, reads
 from neaptide.rounds import Round, group_norm_part
 
+Fuse: TypeAlias = Callable[[Stretch], Kernels | None]
+"""Has a compiler make kernels of a stretch; None where it is to run as it is."""
 Piece: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 STRICT: dict[Any, Any] = {torch.ops.aten.native_group_norm.default: group_norm_part}
 """Kernels that refuse a layout which a trace may mistake for the one they take (with a batch of one): checked first."""
@@ -38,12 +42,15 @@ class Emitted:
     module: fx.GraphModule
     takes_store: bool = False
     """Whether the `Store` of a call comes first among the arguments."""
+    kernels: tuple[Kernels, ...] = ()
+    """What a compiler made of stretches of it."""
 
     @property
     def source(self) -> str:
-        """The Python source of the piece and of its loops."""
+        """The source of the piece, of its loops and of its kernels."""
         loops = [m for m in self.module.children() if isinstance(m, Looped)]
-        return "\n".join([*(part for loop in loops for part in (loop.module.code, loop.source)), self.module.code])
+        inner = [*(part for loop in loops for part in (loop.module.code, loop.source)), *(k.source for k in self.kernels)]
+        return "\n".join([*inner, self.module.code])
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,28 +64,29 @@ class Slots:
     sizes: tuple[int | None, ...] = ()
 
 
-def emit_inference(program: Program) -> Emitted:
+def emit_inference(program: Program, fuse: Fuse | None = None) -> Emitted:
     """The whole program as one piece: the graph's inputs in, its outputs out."""
-    piece = _Piece(program.graph)
-    piece.take(program.graph.inputs)
+    graph = program.graph
+    piece = _Piece(graph, fuse)
+    piece.take(graph.inputs)
     piece.read_sizes(program.steps)
-    piece.steps(program.steps)
-    return piece.done([piece.out(v) for v in program.graph.outputs], "infer")
+    piece.steps(program.steps, graph.outputs)
+    return piece.done([piece.out(v) for v in graph.outputs], "infer")
 
 
-def emit_forward(program: Program, slots: Slots) -> Emitted:
+def emit_forward(program: Program, slots: Slots, fuse: Fuse | None = None) -> Emitted:
     """The steps before the turn: the graph's inputs in; outputs, generator states, saved tensors and sizes out.
 
     What other plans would save, and this one does not, is handed out empty. Where something is sent away, the `Store` that
     takes it comes in first, here and in the backward.
     """
     graph = program.graph
-    piece = _Piece(graph)
+    saved = program.carried.union(program.saved)
+    piece = _Piece(graph, fuse)
     piece.take_store(program)
     piece.take(graph.inputs)
     piece.read_sizes(program.steps[: program.turn])
-    piece.steps(program.steps[: program.turn])
-    saved = program.carried.union(program.saved)
+    piece.steps(program.steps[: program.turn], (*graph.outputs, *saved, *slots.sizes))
     outputs = [piece.out(v) for v in graph.outputs]
     outputs += [piece.nothing(1) if m is None or m not in program.marks else piece.states[m] for m in slots.marks]
     for slot, rank in zip(slots.tensors, slots.ranks, strict=True):
@@ -88,14 +96,14 @@ def emit_forward(program: Program, slots: Slots) -> Emitted:
     return piece.done(outputs, "forward")
 
 
-def emit_backward(program: Program, slots: Slots) -> Emitted:
+def emit_backward(program: Program, slots: Slots, fuse: Fuse | None = None) -> Emitted:
     """The steps after the turn: free and saved sizes, generator states, saved tensors, tangents, and the gradients that are
     added to, in; gradients out.
 
     All of the graph's tangents come in, None where one is absent; a gradient that is not made, or is added, goes out as None.
     """
     graph = program.graph
-    piece = _Piece(graph)
+    piece = _Piece(graph, fuse)
     piece.take_store(program)
     piece.dims = [piece.graph.placeholder(f"size_{symbol.name}") for symbol in graph.sizes.symbols]
     places = zip(graph.places, piece.dims, strict=True)
@@ -109,7 +117,7 @@ def emit_backward(program: Program, slots: Slots) -> Emitted:
     piece.take(slots.tensors)
     piece.take(graph.tangents)
     piece.sums = {position: piece.graph.placeholder(f"sum_{position}") for position in program.added}
-    piece.steps(program.steps[program.turn :])
+    piece.steps(program.steps[program.turn :], program.gradients)
     return piece.done([piece.out(v) for v in program.gradients], "backward")
 
 
@@ -133,8 +141,9 @@ class _Boxed(CodeGen):
 class _Piece:
     """An fx graph in the making; `names` maps a graph's value to the node that holds it now."""
 
-    def __init__(self, source: Graph) -> None:
+    def __init__(self, source: Graph, fuse: Fuse | None) -> None:
         self.source = source
+        self.fuse = fuse
         self.graph = fx.Graph()
         self.names: dict[int, fx.Node] = {}
         self.copies: dict[int, fx.Node] = {}
@@ -147,6 +156,7 @@ class _Piece:
         self.after: dict[str, str] = {}
         """For each value that is fetched, the one that is next."""
         self.loops: dict[str, Looped] = {}
+        self.fused: dict[str, Fused] = {}
         self.named: dict[Hashable, str] = {}
 
     def take(self, values: Sequence[int | None]) -> None:
@@ -163,7 +173,7 @@ class _Piece:
 
     def read_sizes(self, steps: Sequence[Step]) -> None:
         """The free sizes, for the loops among the steps, read before any input is let go of."""
-        if any(isinstance(step, Loop) for step in steps):
+        if self.fuse is not None or any(isinstance(step, Loop) for step in steps):
             for position, dim in self.source.places:
                 given = self.names[self.source.inputs[position]]
                 self.dims.append(given if dim is None else self.graph.call_function(torch.ops.aten.sym_size.int, (given, dim)))
@@ -184,38 +194,48 @@ class _Piece:
             self.empty[dims] = self.graph.call_function(generator.nothing, (dims,))
         return self.empty[dims]
 
-    def steps(self, steps: Sequence[Step]) -> None:
-        for step in steps:
-            match step:
-                case Run(op, onto):
-                    self.call(op, onto)
-                case Rerun(op, onto) if self.source.ops[op].random:
-                    device = self.device(op)
-                    now = self.graph.call_function(generator.rewind, (self.states[op], device))
-                    self.call(op, onto)
-                    self.graph.call_function(generator.restore, (now, device))
-                case Rerun(op, onto):
-                    self.call(op, onto)
-                case Mark(op):
-                    self.states[op] = self.graph.call_function(generator.state, (self.device(op),))
-                case Copy(value):
-                    self.copies[value] = self.graph.call_function(torch.ops.aten.clone.default, (self.name(value),))
-                case Send(value):
-                    self.graph.call_function(away.send, (self.store, self.source.values[value].name, self.name(value)))
-                case Fetch(value):
-                    own = self.source.values[value].name
-                    given = (self.store, own, self.after.get(own))
-                    name = f"fetched_{own.replace('.', '_part')}"
-                    self.names[value] = self.graph.create_node("call_function", away.fetch, given, {}, name)
-                case Same(op, value):
-                    self.names[self.source.ops[op].outputs[0]] = self.name(value)
-                case Add(position):
-                    (value,) = reads(self.source, step)
-                    self.graph.call_function(torch.ops.aten.add_.Tensor, (self.sums[position], self.name(value)))
-                case Loop():
-                    self.loop(step)
-                case _:
-                    pass  # fx lets go of every name at its last use, which is where the drops are
+    def steps(self, steps: Sequence[Step], wanted: Sequence[int | None]) -> None:
+        """All steps of a piece, of which some values are `wanted` in the end; those that can run as one are fused."""
+        together = steps if self.fuse is None else stretches(self.source, steps, {v for v in wanted if v is not None})
+        for each in together:
+            kernels = self.fuse(each) if isinstance(each, Stretch) and self.fuse is not None else None
+            if kernels is not None:
+                self.run_fused(kernels)
+            else:
+                for step in each.steps if isinstance(each, Stretch) else (each,):
+                    self.step(step)
+
+    def step(self, step: Step) -> None:
+        match step:
+            case Run(op, onto):
+                self.call(op, onto)
+            case Rerun(op, onto) if self.source.ops[op].random:
+                device = self.device(op)
+                now = self.graph.call_function(generator.rewind, (self.states[op], device))
+                self.call(op, onto)
+                self.graph.call_function(generator.restore, (now, device))
+            case Rerun(op, onto):
+                self.call(op, onto)
+            case Mark(op):
+                self.states[op] = self.graph.call_function(generator.state, (self.device(op),))
+            case Copy(value):
+                self.copies[value] = self.graph.call_function(torch.ops.aten.clone.default, (self.name(value),))
+            case Send(value):
+                self.graph.call_function(away.send, (self.store, self.source.values[value].name, self.name(value)))
+            case Fetch(value):
+                own = self.source.values[value].name
+                given = (self.store, own, self.after.get(own))
+                name = f"fetched_{own.replace('.', '_part')}"
+                self.names[value] = self.graph.create_node("call_function", away.fetch, given, {}, name)
+            case Same(op, value):
+                self.names[self.source.ops[op].outputs[0]] = self.name(value)
+            case Add(position):
+                (value,) = reads(self.source, step)
+                self.graph.call_function(torch.ops.aten.add_.Tensor, (self.sums[position], self.name(value)))
+            case Loop():
+                self.loop(step)
+            case _:
+                pass  # fx lets go of every name at its last use, which is where the drops are
 
     def device(self, op: int) -> str:
         made = [self.source.values[v].storage for v in self.source.ops[op].outputs]
@@ -248,6 +268,17 @@ class _Piece:
         self.graph.call_function(torch.ops.aten.copy_.default, (view, part))
         return whole
 
+    def run_fused(self, kernels: Kernels) -> None:
+        """A stretch as one call, whose arguments come in a list, so that it can let go of each at its last use."""
+        stretch, name = kernels.stretch, f"fused_{len(self.fused)}"
+        self.fused[name] = Fused(kernels)
+        listed = self.graph.call_function(in_a_list, (*self.dims, *(self.name(v) for v in stretch.given)))
+        made = self.graph.call_module(name, (listed,))
+        for position, value in enumerate(stretch.made):
+            taken = (made, position)
+            named = f"{self.source.values[value].name.replace('.', '_part')}"
+            self.names[value] = self.graph.create_node("call_function", operator.getitem, taken, {}, named)
+
     def loop(self, loop: Loop) -> None:
         key = signature(self.source, loop)
         name = self.named.get(key) or self.write_loop(key, loop)
@@ -278,8 +309,22 @@ class _Piece:
     def done(self, outputs: list[Any], name: str) -> Emitted:
         self.graph.output(tuple(outputs))
         held: dict[str, Any] = {str(n.target): _held(self.source.module, n) for n in self.graph.nodes if n.op == "get_attr"}
-        module = compiled(self.graph, {**held, **self.loops}, name)
-        return Emitted(module.forward, module, self.store is not None)
+        module = compiled(self.graph, {**held, **self.loops, **self.fused}, name)
+        return Emitted(module.forward, module, self.store is not None, tuple(f.kernels for f in self.fused.values()))
+
+
+class Fused(nn.Module):
+    """A stretch that a compiler made kernels of."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        super().__init__()
+        self.kernels = kernels
+        self.forward = kernels.run
+
+
+def in_a_list(*values: Any) -> list[Any]:
+    """The arguments of a call that clears them."""
+    return list(values)
 
 
 def compiled(graph: fx.Graph, held: dict[str, Any], name: str) -> fx.GraphModule:

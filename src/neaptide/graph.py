@@ -175,6 +175,11 @@ class Graph:
     def _specs(self) -> dict[int, Spec]:
         return {}
 
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """The label of each op."""
+        return tuple(op.label for op in self.ops)
+
     def storage_of(self, value: int) -> int | None:
         return self.values[value].storage
 

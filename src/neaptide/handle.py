@@ -17,6 +17,7 @@ from neaptide.dryrun import Loss
 from neaptide.eager.adapt import Adapter
 from neaptide.eager.blocks import Switch
 from neaptide.errors import InputError
+from neaptide.inner.swap import Inner
 from neaptide.plans import Plan
 from neaptide.runtime.compiled import Compiled, CompiledCall
 from neaptide.runtime.recover import whole_step
@@ -41,6 +42,7 @@ class Engine(Protocol):
     def tighten(self) -> bool: ...
     def replan(self, budget: Budget) -> None: ...
     def release(self) -> None: ...
+    def wait(self, seconds: float | None) -> bool: ...
 
 
 class Handle:
@@ -107,6 +109,16 @@ class Handle:
         modules = [self._target] if isinstance(self._target, nn.Module) else modules_of(self._target)
         return whole_step(self._engine, closure, modules)
 
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until the kernels that `inner` asked for are there; False where that takes longer than `seconds`.
+
+        Nobody has to: until then the model runs without them.
+
+        >>> compile(nn.Linear(4, 2)).wait()
+        True
+        """
+        return self._engine.wait(seconds)
+
     def release(self) -> None:
         """Put back what the model had before, and forget all that was found out. May be called twice."""
         self._engine.release()
@@ -123,12 +135,14 @@ def compile(
     exact: bool = False,
     rewrite: bool = True,
     offload: bool = True,
+    inner: Inner = "auto",
 ) -> Handle:
     """Let a model (in place) or a function run as planned programs inside a budget of bytes.
 
     `optimizer` is counted with its state; `reserve` is set aside for what only the caller knows. `exact=True` forbids
     whatever may differ from eager in the last bit; `rewrite=False` forbids putting one op in for several of the same meaning;
-    `offload=False` forbids writing values to an unnamed file between forward and backward.
+    `offload=False` forbids writing values to an unnamed file between forward and backward. `inner="inductor"` has inductor make
+    fused kernels of the planned pieces, in the background; "auto" does so on an accelerator, unless `exact`, and None never.
 
     >>> layer = nn.Linear(4, 2)
     >>> handle = compile(layer, budget="1GiB")
@@ -141,7 +155,7 @@ def compile(
     reserved = _checked(model, optimizer, reserve)
     modules = modules_of(model)
     limit = parse_budget(budget, device_of(modules))
-    session = Session(limit, modules, optimizer, reserved, exact, rewrite, offload=offload)
+    session = Session(limit, modules, optimizer, reserved, exact, rewrite, offload=offload, inner=inner)
     return Handle(model, Compiled(model, session))
 
 

@@ -68,7 +68,7 @@ def spans(program: Program) -> tuple[tuple[str, ...], tuple[Span, ...]]:
         if isinstance(step, (Run, Rerun)):
             op = graph.ops[step.op]
             now = len(labels)
-            labels.append(("again: " if isinstance(step, Rerun) else "") + op.label)
+            labels.append(("again: " if isinstance(step, Rerun) else "") + graph.labels[step.op])
             if op.workspace != graph.nothing:
                 found.append(Span(op.name, op.workspace, "workspace", now, now + 1, op.path, op.source, False))
         elif isinstance(step, Turn):
@@ -80,7 +80,7 @@ def spans(program: Program) -> tuple[tuple[str, ...], tuple[Span, ...]]:
         born.update(dict.fromkeys(fresh, now))
         dies.update((instance, now + 1) for instance in fresh if memory.values[instance] == 0 and isinstance(step, Rerun))
         if isinstance(step, Loop):
-            labels.extend(f"in parts: {graph.ops[part.op].label}" for part in step.parts)
+            labels.extend(f"in parts: {graph.labels[part.op]}" for part in step.parts)
         if dead is not None:
             dies[dead] = len(labels)
     end = len(labels)
@@ -242,7 +242,16 @@ class Envelope:
 
     def peak(self, dims: Sequence[int]) -> int:
         """Bytes at the highest step at the sizes `dims`; parameters, buffers and inputs are not in it."""
-        return int(self._levels(self._bytes(dims)).max(initial=0))
+        return int(self.levels(dims).max(initial=0))
+
+    def levels(self, dims: Sequence[int]) -> np.ndarray:
+        """Bytes at each step."""
+        return self._levels(self._bytes(dims))
+
+    def there(self, dims: Sequence[int], step: int) -> int:
+        """Bytes that are there when a step begins."""
+        born, dies = np.split(self.change, 2)
+        return int(self._bytes(dims)[(born < step) & (dies > step)].sum())
 
     def figures(self, dims: Sequence[int]) -> tuple[int, int, int, int]:
         """The peaks of forward and backward; what the forward leaves behind, which is what it saves and its outputs; and how

@@ -57,7 +57,7 @@ def plan(
     with fake_twins(model, inputs, _WatchedMode) as twins, twins.mode:
         stepper = twin_optimizer(optimizer, twins.twin) if train and optimizer is not None else None
         allowed = {"exact": exact, "rewrite": rewrite, "offload": offload}
-        session = Session(Budget(), twins.modules, stepper, bounded=budget is not None, **allowed)
+        session = Session(Budget(), twins.modules, stepper, bounded=budget is not None, inner=None, **allowed)
         handle = Handle(model, Compiled(model, session))
         call = model if isinstance(model, torch.nn.Module) else handle
         try:

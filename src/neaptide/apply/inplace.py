@@ -25,17 +25,17 @@ COPY = torch.ops.aten.copy_.default
 def write_in_place(program: Program) -> Program:
     """The program with every safe in-place write put in."""
     graph = program.graph
-    state = _State(graph, _last_reads(program), _overwritten_inputs(graph), Instances(program), Instances(program))
+    last, candidates = _last_reads(program)
+    state = _State(graph, last, candidates, _overwritten_inputs(graph), Instances(program))
     steps: list[Step] = []
     for position, step in enumerate(program.steps):
         chosen = step
         if isinstance(step, (Run, Rerun)):
-            onto = state.target(step.op, position)
+            onto = state.target(position)
             if onto is not None:
                 chosen = type(step)(step.op, onto)
             elif (there := state.copied_already(step.op)) is not None:
                 chosen = Same(step.op, there)
-        state.plain.follow(step)
         fresh, _ = state.merged.follow(chosen)
         if isinstance(chosen, (Run, Rerun, Fetch, Loop)):
             state.ours.update(fresh)
@@ -48,23 +48,24 @@ def write_in_place(program: Program) -> Program:
 
 @dataclass(slots=True)
 class _State:
-    """Where values live without (`plain`) and with (`merged`) the in-place writes chosen so far."""
+    """Where values live with the in-place writes chosen so far (`merged`); without them, the last read of each memory and, by
+    position, the inputs that could be written over and their memory."""
 
     graph: Graph
     last: dict[int, int]
+    candidates: dict[int, tuple[int, int]]
     overwritten: frozenset[int]
-    plain: Instances
     merged: Instances
     ours: set[int] = field(default_factory=set)
 
-    def target(self, index: int, position: int) -> int | None:
-        """The input that op `index` may write over, if there is one."""
-        first = overwritable(self.graph, index, self.plain.home.__getitem__)
-        if first is None:
+    def target(self, position: int) -> int | None:
+        """The input that the op at a position may write over, if there is one."""
+        found = self.candidates.get(position)
+        if found is None or self.last.get(found[1]) != position:
             return None
-        home, memory = self.plain.home[first], self.merged.home[first]
+        memory = self.merged.home[found[0]]
         mine = memory in self.ours or memory in {self.merged.home.get(v) for v in self.overwritten}
-        return first if mine and home is not None and self.last.get(home) == position else None
+        return found[0] if mine else None
 
     def copied_already(self, index: int) -> int | None:
         """The value that op `index` copies, if that lives already in the memory that it is copied onto."""
@@ -108,16 +109,22 @@ def _names(graph: Graph, value: int, node: fx.Node) -> bool:
     return node.op == "call_function" and node.args[0] is owner.node and node.args[1:] == (owner.part,)
 
 
-def _last_reads(program: Program) -> dict[int, int]:
-    """For each instance, the position of the last step that reads any of its values; what is handed out: past the end."""
+def _last_reads(program: Program) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
+    """For each instance, the position of the last step that reads any of its values; what is handed out: past the end. And for
+    each position the input that its op could write over, with its instance."""
     graph, memory = program.graph, Instances(program)
     last: dict[int, int] = {}
+    candidates: dict[int, tuple[int, int]] = {}
     for position, step in enumerate(program.steps):
         if isinstance(step, (Run, Rerun)):
             op = graph.ops[step.op]
             overwrites = op.writes[0] if op.target is COPY else None
             read = {memory.home[v] for v in op.inputs if v != overwrites}
             last.update((home, position) for home in read if home is not None)
+            first = overwritable(graph, step.op, memory.home.__getitem__)
+            home = None if first is None else memory.home[first]
+            if first is not None and home is not None:
+                candidates[position] = (first, home)
         elif isinstance(step, (Send, Same, Add, Loop)):
             homes = (memory.home[v] for v in reads(graph, step))
             last.update((home, position) for home in homes if home is not None)
@@ -129,7 +136,7 @@ def _last_reads(program: Program) -> dict[int, int]:
         home = memory.home[value]
         if home is not None:
             last[home] = len(program.steps)
-    return last
+    return last, candidates
 
 
 def _overwritten_inputs(graph: Graph) -> frozenset[int]:

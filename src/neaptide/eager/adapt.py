@@ -149,6 +149,10 @@ class Adapter:
         self.stats.recoveries += 1
         return True
 
+    def wait(self, seconds: float | None) -> bool:
+        """Nothing is compiled."""
+        return True
+
     def release(self) -> None:
         """Put everything back."""
         self.end_observation()

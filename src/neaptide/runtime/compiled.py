@@ -73,6 +73,12 @@ class Compiled:
             else:
                 self._target._compiled_call_impl = self._before
         self._call.release()
+        if self.session.lowering is not None:
+            self.session.lowering.stop()
+
+    def wait(self, seconds: float | None) -> bool:
+        """Wait until what is compiled in the background is there."""
+        return self.session.lowering is None or self.session.lowering.wait(seconds)
 
     def __repr__(self) -> str:
         return f"{self.session.stats.captures} captures"

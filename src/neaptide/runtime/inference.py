@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from neaptide.apply import chunk, reordered, straight, unpruned, write_in_place
-from neaptide.emit import Emitted, emit_inference
+from neaptide.emit import emit_inference
 from neaptide.graph import Graph, Input
+from neaptide.inner.swap import Piece
 from neaptide.program import Program
 from neaptide.rewrite import rewritten
 from neaptide.runtime import recover
@@ -33,7 +34,7 @@ class Inference(Unit):
         self._found: tuple[Graph, tuple[str, ...]] | None = None
         self._is_reordered = False
         self._made: dict[object, Rung] = {}
-        self._pieces: dict[int, Emitted] = {}
+        self._pieces: dict[int, Piece] = {}
         self._random = tuple({graph.device for op in graph.ops if op.random})
 
     def tighter(self, dims: Dims, room: Room | None) -> Rung | None:
@@ -107,8 +108,9 @@ class Inference(Unit):
         rung = call.rung
         piece = self._pieces.get(rung.number)
         if piece is None:
-            piece = self._pieces[rung.number] = emit_inference(rung.program)
-        results = self.session.run(piece, args)
+            emit = partial(emit_inference, rung.program)
+            piece = self._pieces[rung.number] = Piece(rung.program, 0, emit, self.session.lowering)
+        results = self.session.run(piece.at(self.last, self.allowed(rung, rung.take(self.last).peak)), args)
         self.session.ran()
         call.handed = memories(results)
         return results

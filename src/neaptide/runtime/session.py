@@ -16,6 +16,7 @@ from neaptide.budget import Budget, parse_budget
 from neaptide.emit import Emitted
 from neaptide.errors import BudgetError, InputError
 from neaptide.graph import Graph, Input
+from neaptide.inner.swap import Inner, Lowering
 from neaptide.memory import lent_at, timeline
 from neaptide.plans import Plan
 from neaptide.report import format_bytes
@@ -34,14 +35,15 @@ from neaptide.search.chain import Link
 
 @dataclass
 class Stats:
-    """What happened so far: graphs captured, calls, plans made and the seconds that took, times that memory ran out, and what
-    steps at new sizes took that took more than any before."""
+    """What happened so far: graphs captured, calls, plans made and the seconds that took, times that memory ran out, stretches
+    that a compiler made kernels of, and what steps at new sizes took that took more than any before."""
 
     captures: int = 0
     calls: int = 0
     plans: int = 0
     planning_seconds: float = 0.0
     recoveries: int = 0
+    fused: int = 0
     observed: list[Observation] = field(default_factory=list)
 
 
@@ -63,12 +65,15 @@ class Session:
         rewrite: bool = True,
         bounded: bool = False,
         offload: bool = True,
+        inner: Inner = "auto",
     ) -> None:
         self.budget, self.exact, self.rewrite, self.offload = budget, exact, rewrite, offload
         self.bounded = bounded or budget.smallest or budget.limit is not None
         """Whether there is, or will be, a budget."""
         if self.bounded:
             keep_pages()
+        self.lowering = Lowering(self._fused) if _fuses(inner, exact, modules) else None
+        """Has pieces of programs compiled, where that was asked for."""
         self.ledger = Ledger(modules, optimizer, reserve)
         self.stats = Stats()
         self.units: list[Unit] = []
@@ -78,6 +83,9 @@ class Session:
         self._margin = 0
         """Bytes of the budget that turned out not to be there."""
         self._watch: Watch | None = None
+
+    def _fused(self) -> None:
+        self.stats.fused += 1
 
     def next_name(self) -> str:
         return f"graph {len(self.units)}"
@@ -240,12 +248,22 @@ class Session:
         )
 
 
+def _fuses(inner: Inner, exact: bool, modules: Sequence[nn.Module]) -> bool:
+    """Whether inductor makes kernels of what runs: where it is asked for by name, and by itself on an accelerator alone."""
+    if inner not in ("auto", "inductor", None):
+        raise InputError(f'inner takes "auto", "inductor" or None, not {inner!r}')
+    if inner == "inductor" and exact:
+        raise InputError('inner="inductor" changes the last bits: pass exact=False, or inner=None')
+    first = next((p for module in modules for p in module.parameters()), None)
+    return inner == "inductor" or (inner == "auto" and not exact and first is not None and first.device.type != "cpu")
+
+
 TIGHTER = 0.9
 """What is planned for when memory ran out, of what was planned for then beyond what is resident."""
 AS_GOOD = 1.005
 """Peaks that differ by less than this are as good as each other: no measurement tells them apart."""
 
-OPTIONS = ("budget", "reserve", "exact", "rewrite", "offload")
+OPTIONS = ("budget", "reserve", "exact", "rewrite", "offload", "inner")
 
 
 def session_for(options: Mapping[str, Any]) -> Session:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from neaptide._torch import autograd_context, current_autograd_node, current_backward
 from neaptide.apply import recompute, write_in_place
-from neaptide.emit import Emitted, Slots, emit_backward, emit_forward
+from neaptide.emit import Slots, emit_backward, emit_forward
 from neaptide.graph import Graph, Input, spec_of
+from neaptide.inner.swap import Piece
 from neaptide.program import Program
 from neaptide.runtime import recover
 from neaptide.runtime.across import STORE, new_store
@@ -37,8 +39,8 @@ class Training(Choosing):
         self, graph: Graph, session: Session, keeps: Mapping[str, frozenset[int]], described: Mapping[str, Input]
     ) -> None:
         super().__init__(graph, session, keeps, described)
-        self._forwards: dict[int, Emitted] = {}
-        self._backwards: dict[tuple[int, frozenset[int], bool], tuple[Emitted, frozenset[int], frozenset[int]]] = {}
+        self._forwards: dict[int, Piece] = {}
+        self._backwards: dict[tuple[int, frozenset[int], bool], tuple[Piece, frozenset[int], frozenset[int]]] = {}
         self._random = tuple({graph.device for op in graph.ops if op.random})
         self._ran: dict[Dims, Rung] = {}
         """The rung of the last call at each size."""
@@ -62,12 +64,13 @@ class Training(Choosing):
                 context.neaptide_parameters = {i: args[i] for i in rung.usual.added or self._addable}
         piece = self._forwards.get(rung.number)
         if piece is None:
-            piece = emit_forward(rung.program, self._slots_of(rung))
-            self._forwards[rung.number] = piece
+            emit = partial(emit_forward, rung.program, self._slots_of(rung))
+            piece = self._forwards[rung.number] = Piece(rung.program, 0, emit, self.session.lowering)
+        emitted = piece.at(self.last, self.allowed(rung, rung.take(self.last).front))
         header = torch.empty(rung.number + 1, 0, *self.last)
-        if piece.takes_store:
+        if emitted.takes_store:
             args.insert(0, new_store(header if context is None else context))
-        results = list(self.session.run(piece, args))
+        results = list(self.session.run(emitted, args))
         call.handed = memories(results[: len(self.graph.outputs)])
         if versions is not None:
             header.neaptide_versions = versions  # type: ignore[attr-defined]
@@ -97,10 +100,11 @@ class Training(Choosing):
         for position, value in enumerate(self.graph.tangents, first):
             if value in absent and value not in skipped:
                 args[position] = self._zeros(value, dims)
-        args[:0] = [store, *dims] if piece.takes_store else dims
+        emitted = piece.at(tuple(dims), self.allowed(rung, rung.take(tuple(dims)).back))
+        args[:0] = [store, *dims] if emitted.takes_store else dims
         args += sums if added and sums is not None else ()
         del sums
-        results = self.session.run(piece, args)
+        results = self.session.run(emitted, args)
         self.session.ran()
         if self._alone is None:
             watch(getattr(node, "neaptide_parameters", {}), results, self._told)
@@ -127,12 +131,13 @@ class Training(Choosing):
             ledger.flows(saved, backward)
         return found
 
-    def _backward_piece(self, rung: Rung, absent: frozenset[int], adds: bool) -> tuple[Emitted, frozenset[int], frozenset[int]]:
+    def _backward_piece(self, rung: Rung, absent: frozenset[int], adds: bool) -> tuple[Piece, frozenset[int], frozenset[int]]:
         """The code, the tangents that it does without, and the gradients that it adds to what is there."""
         key = (rung.number, absent, adds)
         if key not in self._backwards:
             version, program = self._backward_program(rung, absent, adds)
-            piece = emit_backward(program, version.slots(self.slots))
+            emit = partial(emit_backward, program, version.slots(self.slots))
+            piece = Piece(program, program.turn, emit, self.session.lowering)
             self._backwards[key] = (piece, version.theirs(program.absent), frozenset(program.added))
         return self._backwards[key]
 
