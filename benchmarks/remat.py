@@ -35,12 +35,20 @@ SIZES = (1.0, 0.75, 0.5)
 """Of the batch, how much is taken: of the length of texts, of the number of images, of the side of what UNet reads."""
 THEIRS = ("eager", "blocks", *(f"torch {share}" for share in SHARES))
 FUSED = tuple(f"inductor {share}" for share in SHARES)
+KINDS: dict[str, dict[str, Any]] = {
+    "ours": {},
+    "alone": {"exact": True, "offload": False},
+    "lowered": {"inner": "inductor"},
+    "free": {"budget": None, "inner": "inductor"},
+}
+"""Ours with all means, by recomputation alone, with fused kernels, and with those and no budget."""
 BACKENDS = {"torch": "aot_eager", "inductor": "inductor"}
 SAME = 0.0005
 """Peaks that differ by less are one peak."""
 LESS = 0.7
 """What we are asked to do with, of the least activations that the other ways reach."""
 WARM = 2
+HEADS = f"{'model':<11}{'way':<26}{'budget MB':>10}{'peak MB':>11}{'activations':>14}{'time/its':>10}{'quartiles':>16}"
 Row = dict[str, Any]
 
 
@@ -102,8 +110,8 @@ def sized(name: str, size: float) -> tuple[Any, Any]:
 
 
 def prepare(name: str, way: str) -> tuple[Callable[[], None], int]:
-    """A step of a model under one of the other ways (`eager`, `blocks`, `torch SHARE`, `inductor SHARE`), and the bytes that
-    are there whatever it keeps: parameters and gradients."""
+    """A step of a model under one of the other ways (`eager`, `blocks`, `blocks inductor`, `torch SHARE`, `inductor SHARE`), and
+    the bytes that are there whatever it keeps: parameters and gradients."""
     import torch
 
     model, inputs = build(name)
@@ -112,9 +120,9 @@ def prepare(name: str, way: str) -> tuple[Callable[[], None], int]:
     if kind == "blocks":
         enable = getattr(model, "gradient_checkpointing_enable", None) or model.enable_gradient_checkpointing
         enable()
-    elif kind in BACKENDS:
-        torch._functorch.config.activation_memory_budget = float(figure)
-        call = torch.compile(model, backend=BACKENDS[kind])
+    if kind in BACKENDS or figure == "inductor":
+        torch._functorch.config.activation_memory_budget = float(figure) if kind in BACKENDS else 1.0
+        call = torch.compile(model, backend=BACKENDS.get(kind, figure))
     step = _step(call, model, inputs)
     for _ in range(WARM):
         step()
@@ -139,13 +147,15 @@ class Ours:
         import neaptide
 
         model, inputs = build(name)
-        allowed = {"exact": True, "offload": False} if kind == "alone" else {}
-        self.handle = neaptide.compile(model, budget="min", **allowed)
+        self.handle = neaptide.compile(model, **{"budget": "min", **KINDS[kind]})
         self._step = _step(model, model, inputs)
 
-    def inside(self, budget: int | str) -> Callable[[], None]:
-        """A step inside a budget."""
+    def inside(self, budget: int | str | None) -> Callable[[], None]:
+        """A step inside a budget, its kernels made where any are."""
         self.handle.budget = budget
+        for _ in range(2 * WARM):
+            self._step()
+        self.handle.wait()
         for _ in range(WARM):
             self._step()
         return self._step
@@ -169,8 +179,8 @@ def theirs(name: str, ways: Sequence[str]) -> Row:
     return found
 
 
-def ours(name: str, kind: str, budgets: Sequence[int | str]) -> Row:
-    """What a step takes inside each of some budgets, with all means (`ours`) or by recomputation `alone`."""
+def ours(name: str, kind: str, budgets: Sequence[int | str | None]) -> Row:
+    """What a step takes inside each of some budgets."""
     from neaptide.errors import BudgetError
     from neaptide.measurement import measure
 
@@ -215,7 +225,7 @@ def budgets(name: str, size: float) -> Row:
     return {"plain": plain, "least": least, "found": found, "below": below}
 
 
-def turns(name: str, kind: str, pairs: int, beside: Sequence[tuple[str, int | str]]) -> Row:
+def turns(name: str, kind: str, pairs: int, beside: Sequence[tuple[str, int | str | None]]) -> Row:
     """Seconds of the steps of each of the other ways and of ours inside a budget, in turns."""
     own, found = Ours(name, kind), []
     known: dict[str, Callable[[], None]] = {}
@@ -234,48 +244,48 @@ def turns(name: str, kind: str, pairs: int, beside: Sequence[tuple[str, int | st
 
 def rows_of(name: str, pairs: int, others: Sequence[str] = THEIRS) -> Iterator[Row]:
     """Every way; then ours inside the peak of each, with our time beside its; then the lowest, beside eager."""
-    taken = _asked("theirs", name, others)
+    taken = asked("theirs", name, others)
     if "failed" in taken:
         yield {"model": name, "way": "others", **taken}
         return
-    ways = {way: row for way, row in taken.items() if _is_new(way, taken)}
+    ways = {way: row for way, row in taken.items() if is_new(way, taken)}
     fixed = taken["eager"]["fixed"]
     less = int(fixed + LESS * (min(taken[way]["peak"] for way in THEIRS if way in taken) - fixed))
-    beside: list[tuple[str, int | str]] = [(way, row["peak"]) for way, row in ways.items()]
+    beside: list[tuple[str, int | str | None]] = [(way, row["peak"]) for way, row in ways.items()]
     beside += [("eager", less), ("eager", "min")]
-    own = _rows(name, "ours", pairs, beside)
+    own = rows_beside(name, "ours", pairs, beside)
     for way, row in taken.items():
         yield {"model": name, "way": way, **row}
         if way in ways:
             yield {"model": name, "way": "  ours inside it", "fixed": fixed, "budget": row["peak"], **next(own)}
     yield {"model": name, "way": f"ours, {LESS:.0%} of the least", "fixed": fixed, "budget": less, **next(own)}
     yield {"model": name, "way": "ours min", "fixed": fixed, **next(own)}
-    yield {"model": name, "way": "alone min", "fixed": fixed, **next(_rows(name, "alone", pairs, [("eager", "min")]))}
+    yield {"model": name, "way": "alone min", "fixed": fixed, **next(rows_beside(name, "alone", pairs, [("eager", "min")]))}
 
 
-def _rows(name: str, kind: str, pairs: int, beside: Sequence[tuple[str, int | str]]) -> Iterator[Row]:
+def rows_beside(name: str, kind: str, pairs: int, beside: Sequence[tuple[str, int | str | None]]) -> Iterator[Row]:
     """Our peaks and seconds inside budgets, each beside another way."""
-    peaks = _asked("ours", name, kind, [budget for _, budget in beside])
+    peaks = asked("ours", name, kind, [budget for _, budget in beside])
     rows = peaks.get("found") or [peaks] * len(beside)
     todo = [pair for pair, row in zip(beside, rows, strict=True) if "failed" not in row]
-    told = _asked("turns", name, kind, pairs, todo, measuring=False) if pairs and todo else {"found": [{}] * len(todo)}
+    told = asked("turns", name, kind, pairs, todo, measuring=False) if pairs and todo else {"found": [{}] * len(todo)}
     seconds = iter(told.get("found") or [told] * len(todo))
     for row in rows:
         yield row if "failed" in row else {**row, "seconds": next(seconds)}
 
 
-def _asked(case: str, *args: Any, measuring: bool = True) -> Row:
+def asked(case: str, *args: Any, measuring: bool = True) -> Row:
     return try_to_ask(__file__, "--case", json.dumps([case, *args]), measuring=measuring)
 
 
-def _is_new(way: str, taken: Row) -> bool:
+def is_new(way: str, taken: Row) -> bool:
     """Whether none of the ways before one takes the same."""
     before = list(taken.values())[: list(taken).index(way)]
     return all(abs(row["peak"] / taken[way]["peak"] - 1) > SAME for row in before)
 
 
 def line(row: Row) -> str:
-    cells = [f"{row['model']:<11}{row['way']:<24}"]
+    cells = [f"{row['model']:<11}{row['way']:<26}"]
     if "failed" in row:
         return cells[0] + row["failed"]
     budget = f"{row['budget'] / 1e6:,.1f}" if "budget" in row else ""
@@ -293,7 +303,7 @@ def line(row: Row) -> str:
 def held(name: str) -> Iterator[Row]:
     """Budgets and the peaks inside them, at three sizes."""
     for size in SIZES:
-        yield {"model": name, "size": size, **_asked("budgets", name, size)}
+        yield {"model": name, "size": size, **asked("budgets", name, size)}
 
 
 def held_line(row: Row) -> str:
@@ -326,7 +336,7 @@ def main() -> None:
         case, *args = json.loads(options.case)
         print(json.dumps(CASES[case](*args)))
         return
-    heads = f"{'model':<11}{'way':<24}{'budget MB':>10}{'peak MB':>11}{'activations':>14}{'time/its':>10}{'quartiles':>16}"
+    heads = HEADS
     if options.budgets:
         heads = f"{'model':<11}{'size':<6}{'eager MB':>9}{'least MB':>10}{'most':>8}{'rises':>8}{'off':>8}  peak / budget"
     print(heads)
