@@ -1,8 +1,8 @@
 """Training with fused kernels inside a budget: peak against step time, beside inductor and its own budget.
 
 Ways: eager, inductor with `activation_memory_budget` from 1 to 0, block checkpointing under inductor; ours with fused kernels
-and no budget, beside inductor; ours with each distinct peak of inductor's as its budget, beside it; ours at half of eager's peak
-and at its lowest, beside eager, with fused kernels and without. Models, peaks and times as in remat.py.
+and no budget, beside inductor; ours with each distinct peak of inductor's as its budget, beside it; ours at half of eager's
+peak and at its lowest, beside eager, with fused kernels and without. Models, peaks and times as in remat.py.
 
     python benchmarks/compiled.py [--only llama,gpt2] [--pairs 21] [--json compiled.json] [--plot compiled.svg]
 """
