@@ -110,8 +110,8 @@ def sized(name: str, size: float) -> tuple[Any, Any]:
 
 
 def prepare(name: str, way: str) -> tuple[Callable[[], None], int]:
-    """A step of a model under another way (`eager`, `blocks`, `blocks inductor`, `torch SHARE`, `inductor SHARE`), and the bytes
-    that are there whatever it keeps: parameters and gradients."""
+    """A step of a model under another way (`eager`, `blocks`, `blocks inductor`, `torch SHARE`, `inductor SHARE`), and the
+    bytes that are there whatever it keeps: parameters and gradients."""
     import torch
 
     model, inputs = build(name)
