@@ -85,7 +85,8 @@ class _Piece:
         tangents = [n.name for n in joint.graph.nodes if n.op == "placeholder" and is_tangent(n)]
         named = self.named(joint)
         graph = build_graph(joint, named, num_fwd_outputs, tangents, self.session.next_name())
-        points = starting_points(graph, joint, joint_inputs, num_fwd_outputs, settings)
+        fused = self.session.lowering is not None
+        points = starting_points(graph, joint, joint_inputs, num_fwd_outputs, settings, fused)
         self.unit = self.session.add_training(graph, points, named)
         return declare(graph, self.unit.slots)
 

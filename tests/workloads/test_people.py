@@ -26,7 +26,7 @@ def adapted(quantised: bool) -> nn.Module:
     peft = pytest.importorskip("peft")
     model = llama(use_cache=False).requires_grad_(False)
     if quantised:
-        quantization = pytest.importorskip("torchao.quantization")
+        quantization = pytest.importorskip("torchao.quantization", reason="pip install -c constraints.txt -e .[int8]")
         quantization.quantize_(model.model, quantization.Int8WeightOnlyConfig())
     config = peft.LoraConfig(r=4, lora_dropout=0.0 if quantised else 0.1, target_modules=["q_proj", "v_proj"])
     return peft.get_peft_model(model, config).train()
@@ -41,7 +41,7 @@ def gradients(model: nn.Module, ids: torch.Tensor) -> list[torch.Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("quantised", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("quantised", [False, True])
 def test_adapters_train_to_the_same_bits(quantised: bool) -> None:
     ids = torch.randint(0, 200, (2, 64))
     expected = gradients(adapted(quantised), ids)

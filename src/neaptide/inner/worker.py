@@ -6,8 +6,8 @@ that trains. Kernels are built here too, into inductor's own folder, where the p
 
 from __future__ import annotations
 
+import contextlib
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -57,15 +57,16 @@ def main() -> None:
     asking, answering = Connection(os.dup(0), writable=False), Connection(os.dup(1), readable=False)
     os.dup2(2, 1)
     os.nice(5)
-    while True:
-        try:
-            message = asking.recv()
-        except (EOFError, OSError):
-            sys.exit()
-        try:
-            answering.send(compile_message(message))
-        except Exception as error:  # the asker is told, and goes on without
-            answering.send(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            answering.send(_answer(asking.recv()))
+
+
+def _answer(message: Message) -> Answer | str:
+    try:
+        return compile_message(message)
+    except Exception as error:  # the asker is told, and goes on without
+        return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
 if __name__ == "__main__":

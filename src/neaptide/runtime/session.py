@@ -192,6 +192,8 @@ class Session:
             tightest = unit.tighter(dims, None)
             return tightest if tightest is not None and tightest.peak(dims) < takes[lowest].peak else lowest
         fitting = [rung for rung in unit.rungs if room.holds(takes[rung])]
+        if fitting and self.lowering is not None and not self.bounded:  # light ops cost next to nothing in fused kernels
+            return min(fitting, key=lambda rung: (takes[rung].kept, takes[rung].peak))
         if fitting:
             return min(fitting, key=lambda rung: (rung.reruns, takes[rung].peak))
         tighter = unit.tighter(dims, room)

@@ -1,7 +1,8 @@
 """What to keep from the forward for the backward: the starting points from which plans are made.
 
 In: a joint graph. Out: named sets of values to keep. "nothing" recomputes nothing but what the user's own
-`torch.utils.checkpoint` asks for; "min-cut" is what PyTorch's own partitioner would save.
+`torch.utils.checkpoint` asks for; "min-cut" is what PyTorch's own partitioner would save; "light" keeps less than that, where
+kernels are fused and what they make of each other costs next to nothing.
 """
 
 from __future__ import annotations
@@ -11,24 +12,60 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 from torch.utils.checkpoint import CheckpointPolicy
 
 from neaptide._torch import min_cut_partition
-from neaptide.graph import Graph
+from neaptide.graph import Graph, Op
 
+aten = torch.ops.aten
 RECOMPUTE = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 SAVE = (CheckpointPolicy.MUST_SAVE,)
+ROW_BY_ROW = frozenset(
+    {aten._softmax.default, aten._log_softmax.default, aten.native_layer_norm.default, aten._to_copy.default}
+)
+"""What costs a pass or two over what it reads, beside elementwise ops."""
 
 
 def starting_points(
-    graph: Graph, joint: fx.GraphModule, joint_inputs: Any, forward_outputs: int, settings: Mapping[str, Any]
+    graph: Graph,
+    joint: fx.GraphModule,
+    joint_inputs: Any,
+    forward_outputs: int,
+    settings: Mapping[str, Any],
+    fused: bool = False,
 ) -> dict[str, frozenset[int]]:
-    """Sets of values to keep, each under the name of what is recomputed with it."""
+    """Sets of values to keep, each under the name of what is recomputed with it; the last is what a compiler would do."""
     points = {"nothing": keep_all(graph)}
     partitioned = keep_min_cut(graph, joint, joint_inputs, forward_outputs, settings)
     if partitioned is not None:
         points["min-cut"] = partitioned
+        if fused and (light := keep_less(graph, partitioned)) != partitioned:
+            points["light"] = light
     return points
+
+
+def keep_less(graph: Graph, kept: frozenset[int]) -> frozenset[int]:
+    """What is kept, less what light ops make of the rest of it and of what is there anyway (parameters, inputs, outputs)."""
+    handed = {_looked_at(graph, v) for v in graph.outputs if v is not None}
+    there = {*graph.inputs, *graph.constants, *handed}
+    left = set(kept)
+    for value in sorted(kept, reverse=True):
+        maker = graph.maker[value]
+        op = None if maker is None else graph.ops[maker]
+        if op is None or value in there or not _is_light(op) or is_tagged(op.node, SAVE):
+            continue
+        given = {_looked_at(graph, v) for v in op.inputs if graph.values[v].storage is not None}
+        if given <= there | left - {value}:
+            left.discard(value)
+            left |= given & handed
+    return frozenset(left)
+
+
+def _is_light(op: Op) -> bool:
+    if op.random or op.once or not isinstance(op.target, OpOverload):
+        return False
+    return torch.Tag.pointwise in op.target.tags or op.target in ROW_BY_ROW
 
 
 def keep_all(graph: Graph) -> frozenset[int]:
