@@ -70,6 +70,13 @@ class Instances:
             case _:
                 return (), None
 
+    def beside(self, value: int) -> set[int]:
+        """The values in the memory of one, itself too."""
+        home = self.home[value]
+        if home is not None and self.values[home] == 1:
+            return {value}
+        return {v for v, other in self.home.items() if other == home}
+
     def _run(self, op: Op, onto: int | None) -> tuple[int, ...]:
         values = self.graph.values
         homes = {values[v].storage: self.home[v] for v in op.inputs}

@@ -46,8 +46,8 @@ def _violations(program: Program) -> Iterator[tuple[Step | None, str]]:
                 if onto is not None:
                     if onto not in op.inputs:
                         yield step, "can only write over its own input"
-                    stale |= {v for v, home in memory.home.items() if home == memory.home[onto]}
-                stale -= set(op.outputs)
+                    stale |= memory.beside(onto)
+                stale.difference_update(op.outputs)
             case Drop(value):
                 if value not in memory.home:
                     yield step, "is not there to drop"
@@ -87,10 +87,10 @@ def _violations(program: Program) -> Iterator[tuple[Step | None, str]]:
                 yield from ((step, broken) for broken in _loop_violations(graph, step))
                 for made in step.made:
                     if made.onto is not None and made.onto in memory.home:
-                        stale |= {v for v, home in memory.home.items() if home == memory.home[made.onto]}
+                        stale |= memory.beside(made.onto)
         memory.follow(step)
     yield from ((None, f"{names[v]} is not there") for v in handed if v not in memory.home or v in stale)
-    yield from ((None, f"{names[v]} was never dropped") for v in memory.home if v not in lent | handed)
+    yield from ((None, f"{names[v]} was never dropped") for v in memory.home if v not in lent and v not in handed)
 
 
 def _loop_violations(graph: Graph, loop: Loop) -> Iterator[str]:

@@ -77,8 +77,9 @@ def spans(program: Program) -> tuple[tuple[str, ...], tuple[Span, ...]]:
             found.extend(_inner_spans(graph, step, len(labels)))
         fresh, dead = memory.follow(step)
         now = max(len(labels) - 1, 0) if isinstance(step, (Run, Rerun)) else len(labels)
-        born.update(dict.fromkeys(fresh, now))
-        dies.update((instance, now + 1) for instance in fresh if memory.values[instance] == 0 and isinstance(step, Rerun))
+        if fresh:
+            born.update(dict.fromkeys(fresh, now))
+            dies.update((instance, now + 1) for instance in fresh if memory.values[instance] == 0 and isinstance(step, Rerun))
         if isinstance(step, Loop):
             labels.extend(f"in parts: {graph.labels[part.op]}" for part in step.parts)
         if dead is not None:

@@ -156,6 +156,8 @@ class Program:
     @cached_property
     def gradients(self) -> tuple[int | None, ...]:
         """The graph's gradients, None where one is not made, or is added to what is there."""
+        if not self.graph.gradients:
+            return ()
         made = {v for step in self.steps for v in makes(self.graph, step)}
         there = made | set(self.tangents) | set(self.graph.inputs) | set(self.graph.constants)
         added = set(self.added)
