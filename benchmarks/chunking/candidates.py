@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from benchmarks.chunking.variants import Variant, prepare
@@ -64,6 +65,7 @@ def _of_capture(variants: Sequence[Variant], rewrite: bool) -> Iterator[Candidat
 def _finer(index: int, budget: Any, ready: Any, unit: Any, seen: set[object]) -> Iterator[Candidate]:
     """What a budget chose, and the same with more parts."""
     from neaptide.emit import emit_inference
+    from neaptide.inner.swap import Piece
     from neaptide.program import Loop
     from neaptide.timing import seconds
 
@@ -75,7 +77,7 @@ def _finer(index: int, budget: Any, ready: Any, unit: Any, seen: set[object]) ->
         if program.steps in seen:
             continue
         seen.add(program.steps)
-        piece = emit_inference(program)
+        piece = Piece(program, 0, partial(emit_inference, program))
 
         def take_over(piece: Any = piece) -> None:
             ready.handle.budget = budget

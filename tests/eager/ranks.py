@@ -71,7 +71,7 @@ def fsdp_inside(rank: int, start: nn.Module) -> None:
     """Measured: what is gathered for a while counts."""
     model = Stack(width=512)
     call = sharded(model)
-    batches = [torch.randint(0, 50, (4, length)) for length in (320, 128, 256)]
+    batches = [torch.randint(0, 50, (4, length)) for length in (320, 128, 256, 288, 192)]
 
     def step(ids: torch.Tensor) -> None:
         call(ids)["loss"].backward()
