@@ -45,8 +45,7 @@ def line(kernels: Kernels, dims: Sequence[int], owned: Collection[int]) -> Timel
 
 def idle(run: Any) -> Callable[[list[Any]], Any]:
     """A compiled graph's wrapper with kernels that do nothing, and allocations that can be seen."""
-    call = run
-    owner, function = getattr(call, "__self__", None), getattr(call, "__func__", call)
+    owner, function = getattr(run, "__self__", None), getattr(run, "__func__", run)
     space = {name: _idle(name, value) for name, value in function.__globals__.items()}
     bare = FunctionType(function.__code__, space, function.__name__, function.__defaults__, function.__closure__)
     return bare if owner is None else lambda args: bare(owner, args)

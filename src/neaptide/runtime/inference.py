@@ -110,7 +110,7 @@ class Inference(Unit):
         if piece is None:
             emit = partial(emit_inference, rung.program)
             piece = self._pieces[rung.number] = Piece(rung.program, 0, emit, self.session.lowering)
-        results = self.session.run(piece.at(self.last, self.allowed(rung, rung.take(self.last).peak)), args)
+        results = self.session.run(piece.at(self.last, self.allowed(rung.take(self.last).peak)), args)
         self.session.ran()
         call.handed = memories(results)
         return results

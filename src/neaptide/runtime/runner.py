@@ -142,7 +142,7 @@ class Unit:
         """What the ways to run the graph take."""
         return [rung.take(dims) for rung in self.rungs]
 
-    def allowed(self, rung: Rung, planned: int) -> int | None:
+    def allowed(self, planned: int) -> int | None:
         """Bytes that fused kernels may take where so many were planned; None where there is no limit."""
         return planned if self.session.bounded else None
 

@@ -66,7 +66,7 @@ class Training(Choosing):
         if piece is None:
             emit = partial(emit_forward, rung.program, self._slots_of(rung))
             piece = self._forwards[rung.number] = Piece(rung.program, 0, emit, self.session.lowering)
-        emitted = piece.at(self.last, self.allowed(rung, rung.take(self.last).front))
+        emitted = piece.at(self.last, self.allowed(rung.take(self.last).front))
         header = torch.empty(rung.number + 1, 0, *self.last)
         if emitted.takes_store:
             args.insert(0, new_store(header if context is None else context))
@@ -100,7 +100,7 @@ class Training(Choosing):
         for position, value in enumerate(self.graph.tangents, first):
             if value in absent and value not in skipped:
                 args[position] = self._zeros(value, dims)
-        emitted = piece.at(tuple(dims), self.allowed(rung, rung.take(tuple(dims)).back))
+        emitted = piece.at(tuple(dims), self.allowed(rung.take(tuple(dims)).back))
         args[:0] = [store, *dims] if emitted.takes_store else dims
         args += sums if added and sums is not None else ()
         del sums
