@@ -95,7 +95,7 @@ def test_memory_is_no_place_to_send_to(monkeypatch: pytest.MonkeyPatch, folder: 
 
 def test_a_disk_that_takes_nothing_is_not_planned_with(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(away, "open_unnamed", lambda: os.open("/dev/full", os.O_RDWR))
-    assert time_probes("cpu")[0]["away"] == math.inf
+    assert time_probes("cpu")[0]["sent"] == math.inf
 
 
 def test_a_full_disk_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:

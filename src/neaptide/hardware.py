@@ -24,7 +24,7 @@ import torch
 from neaptide import away
 from neaptide._torch import real_tensors
 from neaptide.folders import cache_folder
-from neaptide.probes import CALL, EACH, LARGE, NUMBERS, time_probes
+from neaptide.probes import CALL, EACH, LARGE, NUMBERS, SENT, time_probes
 
 LOOKS = 4
 """In so many processes, if they were calm, the ops are timed; later ones take what those found, if not older than `A_DAY`."""
@@ -132,7 +132,7 @@ def figures(seconds: Mapping[str, float]) -> Machine:
         fetch=max(ready / (4 * 1024 * 4096), stream),
         scattered=seconds["scattered"] / (128 * 128),
         touch=max(seconds["touch"] / LARGE - stream, 0.0),
-        away=seconds["away"] / LARGE,
+        away=seconds["sent"] / SENT,
         each=each,
         calls={name.removeprefix(CALL): taken * 2 for name, taken in seconds.items() if name.startswith(CALL)},
     )

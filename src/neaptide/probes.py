@@ -22,8 +22,10 @@ CALL, EACH = "call ", "each "
 NUMBERS = 1 << 18
 """How many numbers probes work on that are to stay in the cache."""
 LARGE = 64 << 20
+SENT = 16 << 20
+"""Bytes that are sent away and fetched."""
 CALLS = 100
-PATIENCE = 0.1
+PATIENCE = 0.03
 """Seconds that one op may be called for."""
 
 
@@ -67,7 +69,7 @@ def time_probes(device: str) -> tuple[dict[str, float], float]:
     wait = (lambda: None) if device == "cpu" else torch.accelerator.synchronize
     spread = {name: _quartiles(probe, wait) for name, probe in probes.items()}
     found = {name: low for name, (low, _) in spread.items()}
-    found["away"] = _there_and_back(device, wait)
+    found["sent"] = _there_and_back(device, wait)
     return found, median(high / low for low, high in spread.values())
 
 
@@ -125,9 +127,9 @@ def _there_and_back(device: str, wait: Callable[[], None]) -> float:
     """The time to send something large away and have it back; infinite where nothing takes it."""
     if device == "cpu" and away.place() is None:
         return math.inf
-    large = torch.ones(LARGE, dtype=torch.uint8, device=device)
+    sent = torch.ones(SENT, dtype=torch.uint8, device=device)
     try:
-        return _quartiles((lambda: away.to_the_disk(large)) if device == "cpu" else (lambda: away.to_the_host(large)), wait)[0]
+        return _quartiles((lambda: away.to_the_disk(sent)) if device == "cpu" else (lambda: away.to_the_host(sent)), wait)[0]
     except (OSError, RuntimeError):  # the disk is full, or the host's memory is, or it cannot be pinned
         return math.inf
 

@@ -6,6 +6,7 @@ columns need not, nor what is summed across the cut.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -46,7 +47,11 @@ def rows_cut(net: Net, part: Part) -> Any:
 
 
 def _name(net: Net, part: Part) -> str:
-    target = net.graph.ops[part.op].target
+    return _named(net.graph.ops[part.op].target)
+
+
+@cache
+def _named(target: object) -> str:
     return target._schema.name.split("::")[-1] if isinstance(target, torch._ops.OpOverload) else ""
 
 

@@ -84,7 +84,7 @@ class Forms:
             region=region,
             before=origin.before + besides,
             standing=origin.standing + besides,
-            missing=tuple(sorted(here.ops.get(op, op) for op in origin.missing)),
+            missing=tuple(sorted(map(here.op, origin.missing))),
             kind=kind,
         )
 

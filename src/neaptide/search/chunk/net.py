@@ -7,7 +7,7 @@ from functools import cached_property
 
 import torch
 
-from neaptide.axes import Axis, axes, is_listed
+from neaptide.axes import Axis, Flow, along_input, along_output, axes, is_listed
 from neaptide.graph import Graph, described
 from neaptide.timing import alike
 
@@ -29,6 +29,9 @@ class Net:
         for value, held in enumerate(graph.values):
             self.sharing.setdefault(held.storage, []).append(value)
         self._axes: dict[int, tuple[Axis, ...]] = {}
+        self._along_input: dict[tuple[int, int, Flow], Axis | None] = {}
+        self._along_output: dict[tuple[int, Flow], Axis | None] = {}
+        self._read_until: dict[frozenset[int], list[int]] = {}
 
     def axes(self, op: int) -> tuple[Axis, ...]:
         """The ways to do an op in parts; none for one that is random, has an effect, or makes something other than tensors."""
@@ -36,6 +39,20 @@ class Net:
         if found is None:
             found = self._axes[op] = self._find_axes(op)
         return found
+
+    def along_input(self, op: int, position: int, flow: Flow) -> Axis | None:
+        """The axis of an op that runs along `flow` in an operand."""
+        key = (op, position, flow)
+        if key not in self._along_input:
+            self._along_input[key] = along_input(self.axes(op), position, flow)
+        return self._along_input[key]
+
+    def along_output(self, op: int, value: int, flow: Flow) -> Axis | None:
+        """The axis of an op that runs along `flow` in a result."""
+        key = (value, flow)
+        if key not in self._along_output:
+            self._along_output[key] = along_output(self.axes(op), self.graph.ops[op].outputs.index(value), flow)
+        return self._along_output[key]
 
     def _find_axes(self, index: int) -> tuple[Axis, ...]:
         op = self.graph.ops[index]
@@ -72,8 +89,10 @@ class Net:
                 found[maker] |= found[index]
         return found
 
-    def is_read_after(self, value: int, stop: int, again: Collection[int], but: Collection[int] = ()) -> bool:
+    def is_read_after(self, value: int, stop: int, again: frozenset[int], but: Collection[int] = ()) -> bool:
         """Whether any op from `stop` on needs a value, `but` some, be it only to make something `again`."""
+        if not but or self.read_until(again)[value] < stop:
+            return self.read_until(again)[value] >= stop
         for user, _ in self.users[value]:
             if user in again:
                 if any(self.is_read_after(made, stop, again, but) for made in self.graph.ops[user].outputs):
@@ -81,6 +100,17 @@ class Net:
             elif user >= stop and user not in but:
                 return True
         return False
+
+    def read_until(self, again: frozenset[int]) -> list[int]:
+        """For each value the last op that needs it, be it only to make something `again`; -1 where none does."""
+        found = self._read_until.get(again)
+        if found is None:
+            found = self._read_until[again] = [-1] * len(self.users)
+            for op in range(len(self.graph.ops) - 1, -1, -1):
+                until = max((found[made] for made in self.graph.ops[op].outputs), default=-1) if op in again else op
+                for value in self.operands[op]:
+                    found[value] = max(found[value], until)
+        return found
 
     @cached_property
     def alike(self) -> list[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from neaptide.axes import Axis, Flow, along_input, along_output, equal, quotient
+from neaptide.axes import Axis, Flow, equal, quotient
 from neaptide.graph import expression
 from neaptide.program import Made, Part
 from neaptide.search.chunk.exactness import is_row_by_row, rows_cut
@@ -121,8 +121,7 @@ class _Growth:
                     continue
                 if not self._is_between(maker) and maker not in self.again:
                     continue
-                part = self.net.graph.ops[maker].outputs.index(value)
-                needed = None if flow is None else along_output(self.net.axes(maker), part, flow)
+                needed = None if flow is None else self.net.along_output(maker, value, flow)
                 if needed is None or self.loop.get(maker, needed) != needed:
                     self._need_whole(maker, op)
                 elif maker not in self.loop:
@@ -158,7 +157,7 @@ class _Growth:
                     return
                 if not self._is_inside(user):
                     continue
-                found = along_input(self.net.axes(user), position, how) if isinstance(how, Flow) else None
+                found = self.net.along_input(user, position, how) if isinstance(how, Flow) else None
                 if found is None or self.loop.get(user, found) != found:
                     self._refuse(op, user)
                 elif user not in self.loop and not self.whole >> user & 1:

@@ -29,10 +29,16 @@ class Outside:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A region, where it came from, and the ops there that are others here."""
+    """Where a region came from: the ops there from the `first` on are so many further on here, and `others` are others."""
 
     origin: Region
-    ops: Mapping[int, int]
+    first: int
+    by: int
+    others: Mapping[int, int]
+
+    def op(self, there: int) -> int:
+        """The op here that is what one there is."""
+        return there + self.by if there >= self.first else self.others.get(there, there)
 
 
 class Stretches:
@@ -43,6 +49,7 @@ class Stretches:
         self.moved: dict[Region, Moved] = {}
         self._known: dict[Hashable, tuple[int, Outside, Region | None]] = {}
         self._numbers: dict[Hashable, int] = {}
+        self._read_until = net.read_until(again)
         graph = net.graph
         self._refs = [(*net.operands[op], *net.numbers[op]) for op in range(len(graph.ops))]
         lent = [graph.values[v].storage for v in (*graph.inputs, *graph.constants)]
@@ -70,7 +77,7 @@ class Stretches:
 
     def _move(self, region: Region, first: int, by: int, theirs: Outside, ours: Outside) -> Region:
         graph = self.net.graph
-        ops = {**dict(zip(theirs.ops, ours.ops, strict=True)), **{op: op + by for op in range(first, region.stop)}}
+        here = Moved(region, first, by, dict(zip(theirs.ops, ours.ops, strict=True)))
         values = dict(zip(theirs.values, ours.values, strict=True))
 
         def value(v: int) -> int:
@@ -78,19 +85,19 @@ class Stretches:
                 return values[v]
             maker = graph.maker[v]
             assert maker is not None
-            return graph.ops[ops[maker]].outputs[graph.ops[maker].outputs.index(v)]
+            return graph.ops[here.op(maker)].outputs[graph.ops[maker].outputs.index(v)]
 
         made = tuple(Made(value(m.value), m.how, None if m.onto is None else value(m.onto)) for m in region.made)
         moved = replace(
             region,
             start=region.start + by,
             stop=region.stop + by,
-            before=tuple(ops[op] for op in region.before),
-            parts=tuple(Part(ops[part.op], part.axis) for part in region.parts),
+            before=tuple(map(here.op, region.before)),
+            parts=tuple(Part(here.op(part.op), part.axis) for part in region.parts),
             made=made,
-            after=tuple(ops[op] for op in region.after),
+            after=tuple(map(here.op, region.after)),
         )
-        self.moved.setdefault(moved, Moved(region, ops))
+        self.moved.setdefault(moved, here)
         return moved
 
     def _number(self, what: Hashable) -> int:
@@ -179,4 +186,4 @@ class Stretches:
         """Whether a value is handed on, whether it is needed after a stretch, and whether its memory is."""
         storage = self.net.graph.values[value].storage
         kept = storage is not None and self.last.get(storage, -1) >= stop
-        return value in self.net.handed, self.net.is_read_after(value, stop, self.again), kept
+        return value in self.net.handed, self._read_until[value] >= stop, kept
