@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 import neaptide
 from neaptide import BudgetError
-from neaptide.emit import Emitted
 from neaptide.runtime.recover import ran_out
+from neaptide.writer import Emitted
 
 
 class Model(nn.Module):

@@ -66,7 +66,7 @@ def _finer(index: int, budget: Any, ready: Any, unit: Any, seen: set[object]) ->
     """What a budget chose, and the same with more parts."""
     from neaptide.emit import emit_inference
     from neaptide.inner.swap import Piece
-    from neaptide.program import Loop
+    from neaptide.steps import Loop
     from neaptide.timing import seconds
 
     (call,) = unit.chosen.values()

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from neaptide.graph import Op
-from neaptide.program import Copy, Drop, Fetch, Loop, Program, Rerun, Run, Same, Step, Turn
+from neaptide.program import Program
+from neaptide.steps import Copy, Drop, Fetch, Loop, Rerun, Run, Same, Step, Turn
 
 
 class Instances:

@@ -8,7 +8,8 @@ from neaptide.axes import Flow
 from neaptide.errors import NeaptideError
 from neaptide.graph import Graph
 from neaptide.instances import Instances
-from neaptide.program import Add, Copy, Drop, Fetch, Loop, Mark, Part, Program, Rerun, Run, Same, Send, Step, Turn, reads
+from neaptide.program import Program
+from neaptide.steps import Add, Copy, Drop, Fetch, Loop, Mark, Part, Rerun, Run, Same, Send, Step, Turn, reads
 
 
 class ProgramError(NeaptideError):

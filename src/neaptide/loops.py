@@ -16,8 +16,8 @@ from torch import fx, nn
 
 from neaptide.axes import Flow
 from neaptide.graph import Graph, expression
-from neaptide.program import Cut, Loop, reads
 from neaptide.sizes import Expr, print_expression
+from neaptide.steps import Cut, Loop, reads
 
 EVERY = slice(None)
 LAST = slice(-1, None)

@@ -16,9 +16,10 @@ from neaptide.allocator import KEPT_PAGES, allocated
 from neaptide.axes import Flow
 from neaptide.graph import Graph
 from neaptide.instances import Instances
-from neaptide.program import Loop, Part, Program, Rerun, Run, Step, Turn
+from neaptide.program import Program
 from neaptide.rounds import ADDED
 from neaptide.shapes import Concrete, rows_of, shapes_of
+from neaptide.steps import Loop, Part, Rerun, Run, Step, Turn
 from neaptide.timeline import Kind, Life, Timeline
 
 

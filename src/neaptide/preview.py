@@ -19,7 +19,6 @@ from neaptide._torch import DataDependentOutputException, FakeTensorMode
 from neaptide.accounting import Accounting
 from neaptide.budget import Budget, parse_budget
 from neaptide.dryrun import Loss, account, run_step
-from neaptide.emit import Emitted
 from neaptide.errors import CaptureError, InputError
 from neaptide.handle import Handle, device_of
 from neaptide.loops import LAST
@@ -30,6 +29,7 @@ from neaptide.runtime.compose import make_plan
 from neaptide.runtime.session import Session
 from neaptide.timeline import Life, Timeline
 from neaptide.twins import Twins, fake_twins
+from neaptide.writer import Emitted
 
 
 def plan(

@@ -18,7 +18,7 @@ from neaptide.axes import Axis, Flow
 from neaptide.axes.matrix import add_products
 from neaptide.axes.parts import put_sizes
 from neaptide.graph import Graph
-from neaptide.program import Cut, Loop, Made, Part, cuts_of_parts
+from neaptide.steps import Cut, Loop, Made, Part, cuts_of_parts
 
 aten = torch.ops.aten
 

@@ -18,8 +18,9 @@ from neaptide.graph import Graph
 from neaptide.hardware import Machine, this_machine
 from neaptide.memory import fresh_pages, inner_peak, sizes_at, spans
 from neaptide.pricing import LOOKED_UP, NOTHING, Cost, in_parts, is_causal, price, whole
-from neaptide.program import Fetch, Loop, Part, Program, Rerun, Run, cuts_of_parts
+from neaptide.program import Program
 from neaptide.shapes import Concrete, rows_of, shapes_of
+from neaptide.steps import Fetch, Loop, Part, Rerun, Run, cuts_of_parts
 from neaptide.workspaces import Spec
 
 TRIANGLE = 1.25

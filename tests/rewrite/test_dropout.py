@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import neaptide
-from neaptide.program import Rerun
+from neaptide.steps import Rerun
 
 
 class Net(nn.Module):

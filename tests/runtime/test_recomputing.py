@@ -12,7 +12,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 import neaptide
 from neaptide.graph import Graph
-from neaptide.program import Program, Rerun
+from neaptide.program import Program
+from neaptide.steps import Rerun
 
 WORDS, WIDTH = 300, 64
 

@@ -13,7 +13,8 @@ from functools import lru_cache
 import torch
 
 from neaptide.graph import Graph
-from neaptide.program import Drop, Fetch, Program, Rerun, Run, Same, Step, makes, reads, with_drops
+from neaptide.program import Program, with_drops
+from neaptide.steps import Drop, Fetch, Rerun, Run, Same, Step, makes, reads
 
 ADD = torch.ops.aten.add.Tensor
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from neaptide.program import Add, Drop, Program, Step, makes, with_drops
+from neaptide.program import Program, with_drops
+from neaptide.steps import Add, Drop, Step, makes
 
 
 def add_gradients(program: Program, which: Collection[int]) -> Program:

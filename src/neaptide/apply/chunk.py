@@ -9,23 +9,8 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from neaptide.graph import Graph
-from neaptide.program import (
-    Copy,
-    Drop,
-    Fetch,
-    Loop,
-    Mark,
-    Program,
-    Rerun,
-    Run,
-    Send,
-    Step,
-    Turn,
-    makes,
-    reads,
-    with_drops,
-    with_inner_drops,
-)
+from neaptide.program import Program, with_drops
+from neaptide.steps import Copy, Drop, Fetch, Loop, Mark, Rerun, Run, Send, Step, Turn, makes, reads, with_inner_drops
 
 if TYPE_CHECKING:
     from neaptide.search.chunk import Region

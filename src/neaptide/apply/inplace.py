@@ -17,7 +17,8 @@ from neaptide.graph import Graph
 from neaptide.instances import Instances
 from neaptide.legality import check
 from neaptide.ops import can_write_onto_first
-from neaptide.program import Add, Drop, Fetch, Loop, Program, Rerun, Run, Same, Send, Step, Turn, reads, with_drops
+from neaptide.program import Program, with_drops
+from neaptide.steps import Add, Drop, Fetch, Loop, Rerun, Run, Same, Send, Step, Turn, reads
 
 COPY = torch.ops.aten.copy_.default
 

@@ -12,7 +12,8 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from neaptide.graph import Graph
-from neaptide.program import Copy, Fetch, Mark, Program, Rerun, Run, Send, Step, Turn, with_drops
+from neaptide.program import Program, with_drops
+from neaptide.steps import Copy, Fetch, Mark, Rerun, Run, Send, Step, Turn
 
 
 def straight(graph: Graph) -> Program:

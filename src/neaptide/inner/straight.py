@@ -18,7 +18,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from neaptide.graph import Graph
-from neaptide.program import Drop, Rerun, Run, Same, Step, makes, reads
+from neaptide.steps import Drop, Rerun, Run, Same, Step, makes, reads
 
 FEWEST = 2
 """Ops that compute something, of a stretch: with fewer there is nothing to put together."""

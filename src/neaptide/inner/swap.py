@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from neaptide.emit import Emitted, Fuse
 from neaptide.inner.compiler import Compiler, CompilerError, Kernels
 from neaptide.inner.peaks import peaks
 from neaptide.inner.straight import Stretch
 from neaptide.program import Program
+from neaptide.writer import Emitted, Fuse
 
 Dims = tuple[int, ...]
 Inner = Literal["auto", "inductor"] | None

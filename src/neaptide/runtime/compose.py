@@ -14,9 +14,9 @@ from neaptide.axes import Flow
 from neaptide.graph import Graph
 from neaptide.memory import Span, bytes_at, spans, turn_of
 from neaptide.plans import GraphPlan, Plan, RegionPlan
-from neaptide.program import Loop, Rerun, Run
 from neaptide.runtime.ledger import Resident
 from neaptide.shapes import rows_of, shapes_of
+from neaptide.steps import Loop, Rerun, Run
 from neaptide.timeline import Life, Timeline
 from neaptide.timing import seconds
 

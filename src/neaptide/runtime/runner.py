@@ -14,9 +14,10 @@ import torch
 
 from neaptide.graph import Graph
 from neaptide.memory import Envelope, envelope, sizes_at
-from neaptide.program import Loop, Program, Rerun
+from neaptide.program import Program
 from neaptide.runtime.room import Room
 from neaptide.search.chain import Take
+from neaptide.steps import Loop, Rerun
 
 if TYPE_CHECKING:
     from neaptide.runtime.session import Session

@@ -13,7 +13,6 @@ from torch import nn
 
 from neaptide.allocator import keep_pages
 from neaptide.budget import Budget, parse_budget
-from neaptide.emit import Emitted
 from neaptide.errors import BudgetError, InputError
 from neaptide.graph import Graph, Input
 from neaptide.inner.swap import Inner, Lowering
@@ -31,6 +30,7 @@ from neaptide.runtime.training import Training
 from neaptide.runtime.uncollected import uncollected
 from neaptide.search import chain
 from neaptide.search.chain import Link
+from neaptide.writer import Emitted
 
 
 @dataclass

@@ -16,9 +16,9 @@ import torch
 
 from neaptide.apply import reordered
 from neaptide.graph import Graph
-from neaptide.program import reads_of_parts
 from neaptide.search.chunk.net import Net
 from neaptide.search.chunk.regions import Region, grow
+from neaptide.steps import reads_of_parts
 
 aten = torch.ops.aten
 WIDER = 1.5

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from neaptide.axes import Flow
-from neaptide.program import Part
 from neaptide.search.chunk.net import Net
+from neaptide.steps import Part
 
 FIRST_OPERAND = {"mm": 0, "bmm": 0, "linear": 0, "matmul": 0, "addmm": 1, "baddbmm": 1, "convolution": 0}
 SUMS = frozenset(["sum", "mean", "var", "var_mean", "std", "prod", "logsumexp", "cumsum", "norm", "linalg_vector_norm"])

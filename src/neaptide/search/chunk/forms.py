@@ -13,11 +13,11 @@ import numpy as np
 
 from neaptide.axes import Flow
 from neaptide.pricing import PRODUCTS
-from neaptide.program import reads_of_parts
 from neaptide.rounds import ADDED
 from neaptide.search.chunk.net import Net
 from neaptide.search.chunk.regions import Region
 from neaptide.search.chunk.stretches import Moved
+from neaptide.steps import reads_of_parts
 from neaptide.timing import read_whole
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from neaptide.axes import Axis, Flow, equal, quotient
 from neaptide.graph import expression
-from neaptide.program import Made, Part
 from neaptide.search.chunk.exactness import is_row_by_row, rows_cut
 from neaptide.search.chunk.net import Net
+from neaptide.steps import Made, Part
 
 
 @dataclass(frozen=True, slots=True)

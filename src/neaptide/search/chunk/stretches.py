@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from neaptide.axes import Axis
 from neaptide.graph import expression
-from neaptide.program import Made, Part
 from neaptide.search.chunk.net import Net
 from neaptide.search.chunk.regions import Region, grow
+from neaptide.steps import Made, Part
 
 
 @dataclass(slots=True)

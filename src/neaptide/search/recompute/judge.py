@@ -14,9 +14,10 @@ from functools import cached_property
 import numpy as np
 
 from neaptide.apply.inplace import overwritable
-from neaptide.program import Loop, Part, Program, Run, Same, makes, reads
+from neaptide.program import Program
 from neaptide.search.recompute.replay import Choice, Replay, Storages, replayed
 from neaptide.search.recompute.seeds import RECOMPUTE, SAVE, is_tagged
+from neaptide.steps import Loop, Part, Run, Same, makes, reads
 from neaptide.timing import alike
 
 
