@@ -42,8 +42,8 @@ class Bench:
     def planning(self, variant: Variant) -> Answer:
         return self._ask("planning", [variant])
 
-    def plans(self, variants: Sequence[Variant]) -> Answer:
-        return self._ask("plans", variants)
+    def sweep(self, variants: Sequence[Variant]) -> Answer:
+        return self._ask("sweep", variants)
 
     def rank(self, variants: Sequence[Variant]) -> Answer:
         return self._ask("rank", variants)
@@ -61,7 +61,9 @@ class Bench:
         if question not in self.answers:
             several = f" and {len(variants) - 1} more" if len(variants) > 1 else ""
             self.say(f"{variants[-1].family}: {what} of {_name(variants[-1])}{several}")
-            self.answers[question] = try_to_ask(SCRIPT, "--case", question, measuring=what == "peak", limit=self.limit)
+            self.answers[question] = try_to_ask(
+                SCRIPT, "--case", question, measuring=what in ("peak", "sweep"), limit=self.limit
+            )
         return self.answers[question]
 
 

@@ -88,16 +88,13 @@ def budgets(bench: Bench, family: str) -> Iterator[Row]:
     if "failed" in rows[0]:
         yield rows[0]
         return
-    variants = _of_sweep(bench, rows)
-    told = bench.plans(variants)
+    told = bench.sweep(_of_sweep(bench, rows))
     if "failed" in told:
         yield {"family": family, "failed": told["failed"]}
         return
     before: Row = {}
-    for row, variant, plan in zip(rows, variants, told["plans"], strict=True):
-        row |= plan
-        if "failed" not in row:
-            row |= {key: value for key, value in bench.peak(variant).items() if key in ("peak", "failed")}
+    for row, taken in zip(rows, told["found"], strict=True):
+        row |= taken
         if "failed" not in row:
             row["held"] = row["peak"] <= row["budget"]
             row["monotone"] = not before or row["peak"] <= 1.01 * before["peak"]

@@ -79,6 +79,20 @@ def peak(variant: Variant) -> dict[str, Any]:
     return {"peak": taken.peak, "resident": resident, "seconds": taken.seconds, **ready.predicted()}
 
 
+def sweep(variants: Sequence[Variant]) -> dict[str, Any]:
+    """The high-water marks of variants that differ in their budget, one after the other in one process, from one capture."""
+    from neaptide.measurement import measure
+
+    ready = prepare(variants[0])
+
+    def taken(variant: Variant) -> dict[str, Any]:
+        ready.handle.budget = variant.budget
+        ready.step()
+        return {"peak": measure(ready.step).peak, **ready.predicted()}
+
+    return {"found": [_guarded(lambda variant=variant: taken(variant)) for variant in variants]}
+
+
 def turns(variants: Sequence[Variant], rounds: int) -> dict[str, Any]:
     """Seconds of each variant in each round; rounds go forwards and backwards by turns.
 
@@ -113,11 +127,6 @@ def plan(variant: Variant) -> dict[str, Any]:
     made = neaptide.plan(model, inputs, budget=variant.budget, rewrite=variant.rewrite)
     took = time.perf_counter() - begin
     return {"predicted": made.peak, "predicted_seconds": made.seconds, "took": took}
-
-
-def plans(variants: Sequence[Variant]) -> dict[str, Any]:
-    """Several of them in one process, so that their seconds come from one clock."""
-    return {"plans": [_guarded(lambda variant=variant: plan(variant)) for variant in variants]}
 
 
 def planning(variant: Variant) -> dict[str, Any]:
@@ -171,8 +180,8 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     match question["what"]:
         case "turns":
             return _guarded(lambda: turns(variants, question["rounds"]))
-        case "plans":
-            return plans(variants)
+        case "sweep":
+            return _guarded(lambda: sweep(variants))
         case "rank":
             from benchmarks.chunking.candidates import rank
 
