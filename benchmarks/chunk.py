@@ -1,9 +1,10 @@
 """Inference inside a budget: how much less memory, at what time, beside PyTorch's own ways and what experts do by hand.
 
 Peaks: each case (all budgets of a model together) in a process of its own with MALLOC_MMAP_THRESHOLD_=65536, the kernel's
-high-water mark of a call after one to warm up. Times: both variants in one process with the default allocator, in turns, the median ratio of the pairs with
-quartiles. Activations are the peak less parameters, buffers, inputs and outputs. Rows are printed, and written to the file of
-`--json`, as soon as they are known; a later run with the same file replaces the rows that it finds anew.
+high-water mark of a call after one to warm up. Times: both variants in one process with the default allocator, in turns, the
+median ratio of the pairs with quartiles. Activations are the peak less parameters, buffers, inputs and outputs. Rows are
+printed, and written to the file of `--json`, as soon as they are known; a later run with the same file replaces the rows that
+it finds anew.
 
     memory   written-out attention, SDPA, torch.compile, ours at -90 %, ours without rewriting at -85 %
     sdpa     ours at -50 % of what fused attention takes (-25 % for the UNet)
