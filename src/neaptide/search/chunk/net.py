@@ -91,8 +91,9 @@ class Net:
 
     def is_read_after(self, value: int, stop: int, again: frozenset[int], but: Collection[int] = ()) -> bool:
         """Whether any op from `stop` on needs a value, `but` some, be it only to make something `again`."""
-        if not but or self.read_until(again)[value] < stop:
-            return self.read_until(again)[value] >= stop
+        until = self.read_until(again)[value]
+        if not but or until < stop:
+            return until >= stop
         for user, _ in self.users[value]:
             if user in again:
                 if any(self.is_read_after(made, stop, again, but) for made in self.graph.ops[user].outputs):
