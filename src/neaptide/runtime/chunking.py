@@ -18,6 +18,8 @@ from neaptide.search.chunk.weigh import Prices, Scales
 
 GUESSES = 6
 AS_LOW = 0.99
+WORTH = 1.05
+"""What fits whole, once it is rewritten, runs in parts where that looks faster by more than this."""
 LARGE = 1 / 64
 """What is below this share of the largest result is kept, however cheap it is."""
 
@@ -94,6 +96,10 @@ class Ways:
         """The last selection really takes this much."""
         if self._room is not None:
             self._excess += max(peak - self._room, self._room // 500)
+
+    def pays(self, way: Selection) -> bool:
+        """Whether a selection is clearly faster than nothing in parts."""
+        return way.seconds * WORTH < min(sum(p.seconds) for p in self._paths)
 
     def __iter__(self) -> Iterator[Selection]:
         if self._room is not None:
