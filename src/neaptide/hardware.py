@@ -24,7 +24,7 @@ import torch
 from neaptide import away
 from neaptide._torch import real_tensors
 from neaptide.folders import cache_folder
-from neaptide.probes import CALL, EACH, LARGE, NUMBERS, SENT, time_probes
+from neaptide.probes import CALL, EACH, FAR, LARGE, NUMBERS, SENT, WIDE, time_probes
 
 LOOKS = 4
 """In so many processes, if they were calm, the ops are timed; later ones take what those found, if not older than `A_DAY`."""
@@ -54,7 +54,7 @@ class Machine:
     random: float
     """Drawing a number."""
     byte: float
-    """Reading or writing what is in the cache."""
+    """Reading or writing what is in a cache."""
     stream: float
     """Reading or writing what is not."""
     fetch: float
@@ -73,6 +73,10 @@ class Machine:
     """Adding to a score what a mask has for it."""
     strided: float = 0.0
     """A number, element by element, where the operands do not lie in the same order."""
+    far: float = 0.0
+    """For each byte of such scattered matrices that are not in the cache, what copying takes beyond that."""
+    spill: float = 0.0
+    """Reading or writing what is not, in a product of matrices."""
     half: float = 1.0
     """What arithmetic takes in half precision, of that in single; as much, where it was not timed."""
     calls: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -108,8 +112,9 @@ def figures(seconds: Mapping[str, float]) -> Machine:
         for name, taken in seconds.items()
         if name.startswith(EACH)
     }
-    stream = max(seconds["stream"] / (3 * LARGE / 4), byte)
+    stream = max(seconds["stream"] / (3 * FAR), byte)
     product = seconds["product"] / (2 * 512 * 768 * 768)
+    spilled = seconds["spill"] - 2 * (FAR // 4) * WIDE * product
     ready = seconds["ready"] - 2 * 64 * 1024 * 4096 * product
     scores, wide, narrow = 4 * 512 * 512, seconds["attention"], seconds["narrow"]
     attention = max((wide - narrow) / (4 * scores * (64 - 32)), wide / (4 * scores * 64) / 4)
@@ -129,8 +134,10 @@ def figures(seconds: Mapping[str, float]) -> Machine:
         random=max(seconds["random"] / NUMBERS - 4 * byte, 0.0),
         byte=byte,
         stream=stream,
+        spill=max(spilled / (2 * FAR), stream),
         fetch=max(ready / (4 * 1024 * 4096), stream),
         scattered=seconds["scattered"] / (128 * 128),
+        far=max(seconds["far"] / (256 * 256) - seconds["scattered"] / (128 * 128), 0.0) / 4,
         touch=max(seconds["touch"] / LARGE - stream, 0.0),
         away=seconds["sent"] / SENT,
         each=each,

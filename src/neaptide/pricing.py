@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 
 from neaptide.allocator import KEPT_PAGES
@@ -26,12 +27,15 @@ CACHED = 2 << 20
 @dataclass(frozen=True, slots=True)
 class Cost:
     """One op: seconds `fixed` for each call of it; and if it is done in parts, shared among them, seconds of arithmetic `work`,
-    `moved` bytes and `fresh` bytes of its results."""
+    `moved` bytes, which take `longer` if they are not in the cache, `fresh` bytes of its results, and bytes of `scattered`
+    matrices that it copies first."""
 
     fixed: float
     work: float
     moved: int = 0
     fresh: int = 0
+    scattered: int = 0
+    longer: float = 0.0
 
 
 def price(
@@ -44,19 +48,21 @@ def price(
 ) -> Cost:
     """The cost of an op that is no view; what it is given at some places is read `whole` by every part of it."""
     made = sum(r.nbytes for r in results)
+    longer = max(machine.spill if target in PRODUCTS else machine.stream, machine.byte) - machine.byte
     moved = sum(min(g.nbytes, made) if target in LOOKED_UP else g.nbytes for g in given)
     if target in WITH_BIAS and len(given) > 2:
         moved += made  # which the bias is copied to first, and the product added to then
     again = sum(given[i].nbytes for i in whole)
-    rate = machine.fetch if target in PRODUCTS else machine.stream
+    read = again * machine.fetch if target in PRODUCTS else again * machine.byte + beyond(again) * longer
     turned = {i: readying(target, i, given, machine) for i in range(len(given))} if target in PRODUCTS | DENSE else {}
-    every = sum(turned.pop(i, 0.0) for i in whole)
+    every = sum(turned.pop(i, 0.0) + from_afar(scattered_bytes(target, given[i]), machine) for i in whole)
+    scattered = sum(scattered_bytes(target, given[i]) for i in turned)
     work = _work(target, given, results, machine) * (machine.half if _is_half(given) else 1.0)
     work *= _causal(given) if causal else 1.0
     work += sum(turned.values())
     if results and _is_elementwise(target) and any(_is_across(spec, results[0]) for spec in given):
         work += _count(results[0]) * machine.strided
-    return Cost(_call(target, machine) + again * rate + every, work, max(moved - again, 0) + made, made)
+    return Cost(_call(target, machine) + read + every, work, max(moved - again, 0) + made, made, scattered, longer)
 
 
 def _call(target: Any, machine: Machine) -> float:
@@ -114,6 +120,21 @@ def readying(target: Any, position: int, given: Sequence[Spec], machine: Machine
     return _count(spec) * machine.scattered if spec.is_scattered else 0.0
 
 
+def scattered_bytes(target: Any, spec: Spec) -> int:
+    """Bytes of matrices that a product copies one by one, of which neither rows nor columns are dense."""
+    return spec.nbytes if target in PRODUCTS and len(spec.shape) > 1 and spec.stride and spec.is_scattered else 0
+
+
+def from_afar(scattered: Any, machine: Machine) -> Any:
+    """What copying scattered matrices takes longer where they are too many for the cache: each has a part of every line."""
+    return beyond(scattered) * machine.far
+
+
+def beyond(moved: Any) -> Any:
+    """How many of the bytes that a call moves are not in the cache."""
+    return np.maximum(moved - CACHED, 0)
+
+
 TURNED = 1 / 3
 """What copying a number of a matrix takes whose columns are dense, of one that is dense in neither way."""
 
@@ -139,9 +160,10 @@ def whole(price: Cost, machine: Machine, fresh: bool = True) -> float:
 
 def in_parts(price: Cost, rounds: int, share: float, machine: Machine) -> float:
     """An op done in so many rounds."""
-    far = max(price.moved * share - CACHED, 0.0)
+    far = beyond(price.moved * share)
     touched = price.fresh * machine.touch if price.fresh * share > KEPT_PAGES else 0.0
-    return rounds * (price.fixed + far * (machine.stream - machine.byte)) + price.work + price.moved * machine.byte + touched
+    every = price.fixed + far * price.longer + from_afar(price.scattered * share, machine)
+    return rounds * every + price.work + price.moved * machine.byte + touched
 
 
 PRODUCTS = frozenset(

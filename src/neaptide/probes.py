@@ -22,6 +22,9 @@ CALL, EACH = "call ", "each "
 NUMBERS = 1 << 18
 """How many numbers probes work on that are to stay in the cache."""
 LARGE = 64 << 20
+FAR = 32 << 20
+"""Bytes of each of three tensors that together no cache holds."""
+WIDE = 128
 SENT = 16 << 20
 """Bytes that are sent away and fetched."""
 CALLS = 100
@@ -41,10 +44,13 @@ def time_probes(device: str) -> tuple[dict[str, float], float]:
     narrow, slim, mask = ones(1, 4, 512, 32), ones(1, 4, 512, 8), ones(1, 1, 512, 512)
     rows = ones(NUMBERS)
     image, kernel = ones(1, 64, 32, 32), ones(64, 64, 3, 3)
-    far, farther, there = ones(LARGE // 16), ones(LARGE // 16), ones(LARGE // 16)
+    far, farther, there = (ones(FAR // 4) for _ in range(3))
+    tall, square, made = far.view(-1, WIDE), ones(WIDE, WIDE), there.view(-1, WIDE)
     few, weights, out = ones(64, 1024), cycle([ones(4096, 1024).t() for _ in range(4)]), ones(64, 4096)
     heads, keys, pairs = ones(8, 256, 64), ones(8, 64, 1024), ones(8, 256, 1024)
     cube, sparse = ones(128, 128, 128), ones(NUMBERS, 4)
+    stack = farther.view(256, 256, WIDE)
+    lines = cycle([stack[:, :, i] for i in range(0, WIDE, 16)])  # no two of them in the same lines of the cache
     attend, own = torch.nn.functional.scaled_dot_product_attention, torch.Generator(device).manual_seed(0)
     probes: dict[str, Callable[[], Any]] = {
         "tiny": lambda: aten.add.Tensor(tiny, tiny),
@@ -52,6 +58,7 @@ def time_probes(device: str) -> tuple[dict[str, float], float]:
         "add": lambda: torch.add(row, row, out=rows),
         "stream": lambda: torch.add(far, farther, out=there),
         "product": lambda: torch.mm(a, b, out=c),
+        "spill": lambda: torch.mm(tall, square, out=made),
         "ready": lambda: torch.mm(few, next(weights), out=out),
         "batched": lambda: torch.bmm(heads, keys, out=pairs),
         "attention": lambda: attend(q, q, q),
@@ -61,6 +68,7 @@ def time_probes(device: str) -> tuple[dict[str, float], float]:
         "convolution": lambda: torch.conv2d(image, kernel, padding=1),
         "random": lambda: rows.bernoulli_(0.9, generator=own),
         "scattered": lambda: cube[:, :, 0].clone(),
+        "far": lambda: next(lines).clone(),
         "strided": lambda: torch.add(row, sparse[:, 0], out=rows),
         "touch": lambda: torch.empty(LARGE, dtype=torch.uint8, device=device).fill_(1),
         **{CALL + name: call for name, call in _calls(ones).items()},

@@ -14,10 +14,10 @@ import numpy as np
 
 from neaptide.allocator import KEPT_AT_ALL, KEPT_PAGES
 from neaptide.axes import Axis, Flow
-from neaptide.graph import Graph
+from neaptide.graph import Graph, spec_of
 from neaptide.hardware import Machine, this_machine
 from neaptide.memory import fresh_pages, inner_peak, sizes_at, spans
-from neaptide.pricing import LOOKED_UP, NOTHING, Cost, in_parts, is_causal, price, whole
+from neaptide.pricing import LOOKED_UP, NOTHING, PRODUCTS, Cost, in_parts, is_causal, price, whole
 from neaptide.program import Program
 from neaptide.shapes import Concrete, rows_of, shapes_of
 from neaptide.steps import Fetch, Loop, Part, Rerun, Run, cuts_of_parts
@@ -94,7 +94,21 @@ def cost(shapes: Concrete, op: int, machine: Machine, axis: Axis | None = None) 
     given = [spec or NOTHING for spec in map(shapes.spec, graph.operands(op))]
     again = [] if axis is None else read_whole(called.target, axis)
     found = price(called.target, given, results, machine, again, _is_causal(graph, op))
-    return found if axis is None else replace(found, work=found.work * in_rows(graph, op, axis))
+    if axis is None:
+        return found
+    if is_within_lines(graph, op, axis):
+        found = replace(found, work=found.work + found.scattered * machine.far, scattered=0)
+    return replace(found, work=found.work * in_rows(graph, op, axis))
+
+
+def is_within_lines(graph: Graph, op: int, axis: Axis) -> bool:
+    """Whether parts of a product have neighbouring numbers of scattered matrices: each reads every line of the cache there is
+    of them, so that parts are no nearer than the whole."""
+    if graph.ops[op].target not in PRODUCTS:
+        return False
+    given = (spec_of(graph.values[v].fake) for v in graph.operands(op))
+    cut = ((spec, how) for spec, how in zip(given, axis.inputs, strict=True) if how is not None and len(spec.shape) > 1)
+    return any(spec.stride[how.dim] == 1 and spec.is_scattered for spec, how in cut)
 
 
 def in_rows(graph: Graph, op: int, axis: Axis) -> float:

@@ -14,7 +14,7 @@ from neaptide.axes import Axis
 from neaptide.pricing import PRODUCTS
 from neaptide.search.chunk.forms import Form, Forms
 from neaptide.search.chunk.regions import Region
-from neaptide.timing import in_rows, read_whole, sliced
+from neaptide.timing import in_rows, is_within_lines, read_whole, sliced
 
 
 class Stack:
@@ -74,6 +74,8 @@ class Kinds:
         self.ops = np.zeros((self.count, 1 + max(net.alike, default=0)))
         self.more = np.zeros_like(self.ops)
         """How often each kind of op is in a region, and how much more arithmetic it has there than it would have whole."""
+        self.within = np.zeros_like(self.ops)
+        """How often it is cut within the lines of scattered matrices."""
         self.sample = np.zeros(self.ops.shape[1], dtype=np.int64)
         """For each kind of op, one of its ops."""
         self.sample[net.alike] = np.arange(len(net.alike))
@@ -84,6 +86,7 @@ class Kinds:
                 kind, target = net.alike[part.op], net.graph.ops[part.op].target
                 self.ops[number, kind] += 1
                 self.more[number, kind] += in_rows(net.graph, part.op, part.axis) - 1
+                self.within[number, kind] += is_within_lines(net.graph, part.op, part.axis)
                 if part.axis.beside is not None:
                     beside.setdefault((int(self.sample[kind]), part.axis), []).append(number)
                 for i in read_whole(target, part.axis) if target in PRODUCTS else ():

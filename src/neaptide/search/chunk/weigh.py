@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from neaptide.allocator import KEPT_AT_ALL, KEPT_PAGES, allocated
 from neaptide.hardware import Machine
-from neaptide.pricing import CACHED, NOTHING, Cost, readying, whole
+from neaptide.pricing import NOTHING, Cost, beyond, from_afar, readying, scattered_bytes, whole
 from neaptide.search.chunk.exactness import ENOUGH_ROWS
 from neaptide.search.chunk.forms import Forms
 from neaptide.search.chunk.kinds import Kinds
 from neaptide.search.chunk.net import Net
 from neaptide.shapes import shapes_of
 from neaptide.timing import cost
+from neaptide.workspaces import Spec
 
 CHUNKS = np.array(sorted({1 << i for i in range(20)} | {3 << i for i in range(18)}, reverse=True), dtype=np.int64)
 
@@ -44,6 +46,8 @@ class Prices:
         self.work = np.array([c.work for c in costs])
         self.moved = np.array([c.moved for c in costs], dtype=np.int64)
         self.made = np.array([c.fresh for c in costs], dtype=np.int64)
+        self.longer = np.array([c.longer for c in costs])
+        self.scattered = np.array([c.scattered for c in costs], dtype=np.int64)
 
 
 class Scales:
@@ -72,16 +76,20 @@ class Scales:
         rows = {name: held @ self.bytes for name, held in kinds.rows.items()}
         fetched, again, copied, added = (rows[name] for name in ("fetched", "again", "copied", "added"))
         fixed, work, moved, made = (each[kinds.sample] for each in (prices.fixed, prices.work, prices.moved, prices.made))
+        scattered, longer = prices.scattered[kinds.sample], prices.longer[kinds.sample]
         written, readied = machine.byte + machine.stream, kinds.readied(self._readied)
-        every = kinds.ops @ fixed + readied + fetched * machine.fetch + again * machine.stream + added * written
-        every += kinds.made * 2 * machine.call + kinds.sliced * machine.view
+        read = again * machine.byte + beyond(again) * (machine.stream - machine.byte)
+        every = kinds.ops @ fixed + readied + fetched * machine.fetch + read + added * written
+        every += kinds.made * 2 * machine.call + kinds.sliced * machine.view + kinds.readied(self._from_afar)
         shared = kinds.ops @ work + kinds.more @ work - readied + copied * written
+        shared += kinds.within @ scattered * machine.far
         shared += (kinds.ops @ moved - fetched - again).clip(0) * machine.byte
         fresh = sum(np.where(size > KEPT_PAGES, size, 0) for size in (copied, added))
         once = kinds.first.of(self.seconds) + kinds.missing.of(prices.whole) + fresh * machine.touch
         before, body = kinds.before.highest(self.bytes), kinds.body.highest(self.bytes) + kinds.beside(self.shapes.beside)
         cut = _Cut(np.array(self.shapes.sizes, dtype=np.int64)[kinds.extent], kinds.fewest(self.shapes.sizes, ENOUGH_ROWS))
-        far = cut.sums(kinds.ops, lambda share: (moved[:, None] * share - CACHED).clip(0)) * (machine.stream - machine.byte)
+        far = cut.sums(kinds.ops, lambda share: beyond(moved[:, None] * share) * longer[:, None])
+        far += cut.sums(kinds.ops - kinds.within, lambda share: from_afar(scattered[:, None] * share, machine))
         large = cut.sums(kinds.ops, lambda share: np.where(made[:, None] * share > KEPT_PAGES, made[:, None], 0))
         taken = -(-body[:, None] * cut.rows // cut.extent[:, None].clip(1))
         touched = np.maximum(np.where(taken > KEPT_AT_ALL, cut.rounds * taken, 0), large) * machine.touch
@@ -90,9 +98,16 @@ class Scales:
         return Options(np.where(cut.allowed, peaks, NEVER), seconds)
 
     def _readied(self, op: int, position: int) -> float:
-        graph = self.forms.net.graph
-        given = [self.shapes.spec(v) or NOTHING for v in graph.operands(op)]
-        return readying(graph.ops[op].target, position, given, self.machine)
+        return readying(self._target(op), position, self._given(op), self.machine)
+
+    def _from_afar(self, op: int, position: int) -> float:
+        return from_afar(scattered_bytes(self._target(op), self._given(op)[position]), self.machine)
+
+    def _target(self, op: int) -> Any:
+        return self.forms.net.graph.ops[op].target
+
+    def _given(self, op: int) -> list[Spec]:
+        return [self.shapes.spec(v) or NOTHING for v in self.forms.net.graph.operands(op)]
 
 
 class _Cut:
