@@ -80,6 +80,8 @@ def machine_named(name: str) -> Machine:
         byte=byte,
         stream=byte,
         fetch=byte,
+        near=byte,
+        heads=byte,
         scattered=32 * byte,
         touch=0.0,
         away=2 / card.link,

@@ -24,7 +24,7 @@ import torch
 from neaptide import away
 from neaptide._torch import real_tensors
 from neaptide.folders import cache_folder
-from neaptide.probes import CALL, EACH, FAR, LARGE, NUMBERS, SENT, WIDE, time_probes
+from neaptide.probes import CALL, EACH, FAR, LARGE, NEAR, NUMBERS, SENT, WIDE, time_probes
 
 LOOKS = 4
 """In so many processes, if they were calm, the ops are timed; later ones take what those found, if not older than `A_DAY`."""
@@ -58,7 +58,7 @@ class Machine:
     stream: float
     """Reading or writing what is not."""
     fetch: float
-    """Getting ready a matrix that few rows are multiplied by."""
+    """Getting ready a matrix that few rows are multiplied by, where it is not in the cache."""
     scattered: float
     """Copying a number of a matrix of which neither rows nor columns are dense."""
     touch: float
@@ -77,6 +77,10 @@ class Machine:
     """For each byte of such scattered matrices that are not in the cache, what copying takes beyond that."""
     spill: float = 0.0
     """Reading or writing what is not, in a product of matrices."""
+    near: float = 0.0
+    """Getting ready such a matrix where it is."""
+    heads: float = 0.0
+    """Getting ready a batch of such matrices, as keys of attention are."""
     half: float = 1.0
     """What arithmetic takes in half precision, of that in single; as much, where it was not timed."""
     calls: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -116,13 +120,15 @@ def figures(seconds: Mapping[str, float]) -> Machine:
     product = seconds["product"] / (2 * 512 * 768 * 768)
     spilled = seconds["spill"] - 2 * (FAR // 4) * WIDE * product
     ready = seconds["ready"] - 2 * 64 * 1024 * 4096 * product
+    batched = max(seconds["batched"] / (2 * 8 * 256 * 64 * 1024), product)
+    near = seconds["near"] - 2 * 64 * (NEAR // 4) * product
     scores, wide, narrow = 4 * 512 * 512, seconds["attention"], seconds["narrow"]
     attention = max((wide - narrow) / (4 * scores * (64 - 32)), wide / (4 * scores * 64) / 4)
     return Machine(
         call=seconds["tiny"] * 2,
         view=seconds["view"] * 2,
         product=product,
-        batched=max(seconds["batched"] / (2 * 8 * 256 * 64 * 1024), product),
+        batched=batched,
         attention=attention,
         score=max(wide / scores - 4 * 64 * attention, 0.0),
         slim=seconds["slim"] / scores,
@@ -136,6 +142,8 @@ def figures(seconds: Mapping[str, float]) -> Machine:
         stream=stream,
         spill=max(spilled / (2 * FAR), stream),
         fetch=max(ready / (4 * 1024 * 4096), stream),
+        near=max(near / NEAR, byte),
+        heads=max((seconds["heads"] - 2 * 16 * (NEAR // 4) * batched) / NEAR, byte),
         scattered=seconds["scattered"] / (128 * 128),
         far=max(seconds["far"] / (256 * 256) - seconds["scattered"] / (128 * 128), 0.0) / 4,
         touch=max(seconds["touch"] / LARGE - stream, 0.0),

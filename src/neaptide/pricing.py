@@ -16,6 +16,7 @@ import torch
 
 from neaptide.allocator import KEPT_PAGES
 from neaptide.hardware import Machine
+from neaptide.probes import FAR, NEAR
 from neaptide.workspaces import Spec
 
 aten = torch.ops.aten
@@ -50,10 +51,14 @@ def price(
     made = sum(r.nbytes for r in results)
     longer = max(machine.spill if target in PRODUCTS else machine.stream, machine.byte) - machine.byte
     moved = sum(min(g.nbytes, made) if target in LOOKED_UP else g.nbytes for g in given)
-    if target in WITH_BIAS and len(given) > 2:
+    if target in WITH_BIAS and len(given) > 2 and given[BIAS.get(target, 0)].nbytes:
         moved += made  # which the bias is copied to first, and the product added to then
     again = sum(given[i].nbytes for i in whole)
-    read = again * machine.fetch if target in PRODUCTS else again * machine.byte + beyond(again) * longer
+    if target in PRODUCTS:
+        batches = sum(given[i].nbytes for i in whole if is_batch(target, len(given[i].shape)))
+        read = fetching(again - batches, machine) + batches * machine.heads
+    else:
+        read = again * machine.byte + beyond(again) * longer
     turned = {i: readying(target, i, given, machine) for i in range(len(given))} if target in PRODUCTS | DENSE else {}
     every = sum(turned.pop(i, 0.0) + from_afar(scattered_bytes(target, given[i]), machine) for i in whole)
     scattered = sum(scattered_bytes(target, given[i]) for i in turned)
@@ -120,6 +125,17 @@ def readying(target: Any, position: int, given: Sequence[Spec], machine: Machine
     return _count(spec) * machine.scattered if spec.is_scattered else 0.0
 
 
+def is_batch(target: Any, dims: int) -> bool:
+    """Whether an operand of a product with so many dims is a batch of matrices."""
+    return dims > 2 and target in BATCHED
+
+
+def fetching(again: Any, machine: Machine) -> Any:
+    """Seconds to get ready what every part is multiplied by, of so many bytes: the more, the less of it stays in the cache."""
+    away = np.clip((again - NEAR) / (FAR - NEAR), 0.0, 1.0)
+    return again * (machine.near + (machine.fetch - machine.near) * away)
+
+
 def scattered_bytes(target: Any, spec: Spec) -> int:
     """Bytes of matrices that a product copies one by one, of which neither rows nor columns are dense."""
     return spec.nbytes if target in PRODUCTS and len(spec.shape) > 1 and spec.stride and spec.is_scattered else 0
@@ -178,8 +194,11 @@ PRODUCTS = frozenset(
     }
 )
 """Ops that multiply matrices and do nothing else with them."""
+BATCHED = frozenset({aten.bmm.default, aten.baddbmm.default, aten.matmul.default})
 COPIES = frozenset({aten.clone.default, aten.copy.default, aten._to_copy.default})
 WITH_BIAS = frozenset({aten.addmm.default, aten.baddbmm.default, aten.linear.default})
+BIAS = {aten.linear.default: 2}
+"""Where a bias stands that does not come first."""
 KEYS = 512
 """Keys that attention looks at together, on the CPU."""
 DENSE = frozenset({aten.native_layer_norm.default})

@@ -24,6 +24,8 @@ NUMBERS = 1 << 18
 LARGE = 64 << 20
 FAR = 32 << 20
 """Bytes of each of three tensors that together no cache holds."""
+NEAR = 8 << 20
+"""Those of a matrix that stays in the cache, while few rows after the other are multiplied by it."""
 WIDE = 128
 SENT = 16 << 20
 """Bytes that are sent away and fetched."""
@@ -47,6 +49,8 @@ def time_probes(device: str) -> tuple[dict[str, float], float]:
     far, farther, there = (ones(FAR // 4) for _ in range(3))
     tall, square, made = far.view(-1, WIDE), ones(WIDE, WIDE), there.view(-1, WIDE)
     few, weights, out = ones(64, 1024), cycle([ones(4096, 1024).t() for _ in range(4)]), ones(64, 4096)
+    near, close = ones(NEAR // 4 // 1024, 1024).t(), ones(64, NEAR // 4 // 1024)
+    queries, every, scores = ones(8, 16, 64), ones(8, 64, NEAR // 4 // 512), ones(8, 16, NEAR // 4 // 512)
     heads, keys, pairs = ones(8, 256, 64), ones(8, 64, 1024), ones(8, 256, 1024)
     cube, sparse = ones(128, 128, 128), ones(NUMBERS, 4)
     stack = farther.view(256, 256, WIDE)
@@ -60,6 +64,8 @@ def time_probes(device: str) -> tuple[dict[str, float], float]:
         "product": lambda: torch.mm(a, b, out=c),
         "spill": lambda: torch.mm(tall, square, out=made),
         "ready": lambda: torch.mm(few, next(weights), out=out),
+        "near": lambda: torch.mm(few, near, out=close),
+        "heads": lambda: torch.bmm(queries, every, out=scores),
         "batched": lambda: torch.bmm(heads, keys, out=pairs),
         "attention": lambda: attend(q, q, q),
         "narrow": lambda: attend(narrow, narrow, narrow),

@@ -92,6 +92,8 @@ def cost(shapes: Concrete, op: int, machine: Machine, axis: Axis | None = None) 
         return Cost(machine.view, 0.0)
     results = [spec for v in called.outputs if (spec := shapes.spec(v)) is not None]
     given = [spec or NOTHING for spec in map(shapes.spec, graph.operands(op))]
+    if called.node.kwargs.get("beta") == 0:  # what the product would be added to is not read
+        given[0] = NOTHING
     again = [] if axis is None else read_whole(called.target, axis)
     found = price(called.target, given, results, machine, again, _is_causal(graph, op))
     if axis is None:
@@ -123,7 +125,7 @@ def alike(graph: Graph) -> list[int]:
     found: list[int] = []
     for index, op in enumerate(graph.ops):
         tensors = shapes.form(graph.operands(index)), shapes.form(op.outputs)
-        key = (op.target, _is_view(graph, index), _is_causal(graph, index), *tensors)
+        key = (op.target, _is_view(graph, index), _is_causal(graph, index), op.node.kwargs.get("beta"), *tensors)
         found.append(numbers.setdefault(key, len(numbers)))
     return found
 

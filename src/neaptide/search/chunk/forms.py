@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from neaptide.axes import Flow
-from neaptide.pricing import PRODUCTS
+from neaptide.pricing import PRODUCTS, is_batch
 from neaptide.rounds import ADDED
 from neaptide.search.chunk.net import Net
 from neaptide.search.chunk.regions import Region
@@ -30,7 +30,9 @@ class Form:
     standing: np.ndarray
     body: np.ndarray
     fetched: np.ndarray
-    """What every round multiplies by whole."""
+    """What every round multiplies by whole: matrices."""
+    batches: np.ndarray
+    """And batches of them."""
     again: np.ndarray
     """What every round reads whole besides."""
     copied: np.ndarray
@@ -169,16 +171,19 @@ class Forms:
         ops = [part.op for part in region.parts]
         values = graph.values
         fetched: list[int | None] = []
+        batches: list[int | None] = []
         again: list[int | None] = []
         for part in region.parts:
             target = graph.ops[part.op].target
-            whole = (self.net.operands[part.op][i] for i in read_whole(target, part.axis))
-            (fetched if target in PRODUCTS else again).extend(values[v].storage for v in whole)
+            for value in (self.net.operands[part.op][i] for i in read_whole(target, part.axis)):
+                among = batches if is_batch(target, values[value].fake.dim()) else fetched if target in PRODUCTS else again
+                among.append(values[value].storage)
         rows = (
             before,
             standing + self._row(made) + fixed,
             body,
             self._row(fetched),
+            self._row(batches),
             self._row(again),
             self._row(values[m.value].storage for m in region.made if isinstance(m.how, Flow)),
             self._row(values[m.value].storage for m in region.made if not isinstance(m.how, Flow)),

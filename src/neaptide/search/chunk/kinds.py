@@ -64,7 +64,7 @@ class Kinds:
             region = form.region
             self.edges[region.start].append((region.stop, region.exact, place[form.kind], region))
         self.before, self.body = (Stack(rows, width) for rows in ([f.before for f in own], [f.body for f in own]))
-        names = ("standing", "fetched", "again", "copied", "added")
+        names = ("standing", "fetched", "batches", "again", "copied", "added")
         self.rows = {n: np.array([getattr(f, n) for f in own], dtype=np.int64).reshape(-1, width) for n in names}
         self.extent = np.array([f.region.extent for f in own], dtype=np.int64)
         self.cut = [f.region.rows for f in own]

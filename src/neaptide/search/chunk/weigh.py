@@ -13,7 +13,7 @@ import numpy as np
 
 from neaptide.allocator import KEPT_AT_ALL, KEPT_PAGES, allocated
 from neaptide.hardware import Machine
-from neaptide.pricing import NOTHING, Cost, beyond, from_afar, readying, scattered_bytes, whole
+from neaptide.pricing import NOTHING, Cost, beyond, fetching, from_afar, readying, scattered_bytes, whole
 from neaptide.search.chunk.exactness import ENOUGH_ROWS
 from neaptide.search.chunk.forms import Forms
 from neaptide.search.chunk.kinds import Kinds
@@ -74,16 +74,17 @@ class Scales:
         """Every kind of region, in every chunk."""
         prices, machine = self.prices, self.machine
         rows = {name: held @ self.bytes for name, held in kinds.rows.items()}
-        fetched, again, copied, added = (rows[name] for name in ("fetched", "again", "copied", "added"))
+        fetched, batches, again = (rows[name] for name in ("fetched", "batches", "again"))
+        copied, added = rows["copied"], rows["added"]
         fixed, work, moved, made = (each[kinds.sample] for each in (prices.fixed, prices.work, prices.moved, prices.made))
         scattered, longer = prices.scattered[kinds.sample], prices.longer[kinds.sample]
         written, readied = machine.byte + machine.stream, kinds.readied(self._readied)
         read = again * machine.byte + beyond(again) * (machine.stream - machine.byte)
-        every = kinds.ops @ fixed + readied + fetched * machine.fetch + read + added * written
+        every = kinds.ops @ fixed + readied + fetching(fetched, machine) + batches * machine.heads + read + added * written
         every += kinds.made * 2 * machine.call + kinds.sliced * machine.view + kinds.readied(self._from_afar)
         shared = kinds.ops @ work + kinds.more @ work - readied + copied * written
         shared += kinds.within @ scattered * machine.far
-        shared += (kinds.ops @ moved - fetched - again).clip(0) * machine.byte
+        shared += (kinds.ops @ moved - fetched - batches - again).clip(0) * machine.byte
         fresh = sum(np.where(size > KEPT_PAGES, size, 0) for size in (copied, added))
         once = kinds.first.of(self.seconds) + kinds.missing.of(prices.whole) + fresh * machine.touch
         before, body = kinds.before.highest(self.bytes), kinds.body.highest(self.bytes) + kinds.beside(self.shapes.beside)
