@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 
 from neaptide.allocator import KEPT_PAGES
@@ -130,9 +129,9 @@ def is_batch(target: Any, dims: int) -> bool:
     return dims > 2 and target in BATCHED
 
 
-def fetching(again: Any, machine: Machine) -> Any:
+def fetching(again: int, machine: Machine) -> float:
     """Seconds to get ready what every part is multiplied by, of so many bytes: the more, the less of it stays in the cache."""
-    away = np.clip((again - NEAR) / (FAR - NEAR), 0.0, 1.0)
+    away = min(max((again - NEAR) / (FAR - NEAR), 0.0), 1.0)
     return again * (machine.near + (machine.fetch - machine.near) * away)
 
 
@@ -141,14 +140,14 @@ def scattered_bytes(target: Any, spec: Spec) -> int:
     return spec.nbytes if target in PRODUCTS and len(spec.shape) > 1 and spec.stride and spec.is_scattered else 0
 
 
-def from_afar(scattered: Any, machine: Machine) -> Any:
+def from_afar(scattered: float, machine: Machine) -> float:
     """What copying scattered matrices takes longer where they are too many for the cache: each has a part of every line."""
     return beyond(scattered) * machine.far
 
 
-def beyond(moved: Any) -> Any:
+def beyond(moved: float) -> float:
     """How many of the bytes that a call moves are not in the cache."""
-    return np.maximum(moved - CACHED, 0)
+    return max(moved - CACHED, 0)
 
 
 TURNED = 1 / 3

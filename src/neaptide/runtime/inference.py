@@ -42,11 +42,14 @@ class Inference(Unit):
             return None
         limit = None if room is None else room.peak
         graph, rewrites = self._form(dims)
-        ways = self._chunking.ways(dims, limit, self.session.exact)
         whole = None if graph is self.graph else self._rung((), lambda: straight(graph), rewrites)
+        fits = whole is not None and limit is not None and whole.peak(dims) <= limit
+        if fits and not rewrites:  # another order is enough
+            return whole
+        ways = self._chunking.ways(dims, limit, self.session.exact)
         found = None
         for way in ways:
-            if whole is not None and limit is not None and whole.peak(dims) <= limit and not ways.pays(way):
+            if fits and not ways.pays(way):
                 return whole
             rung = self._rung((way.chosen, way.late), lambda way=way: chunk(self._unpruned, way.chosen, way.late), rewrites)
             if limit is not None and rung.peak(dims) <= limit:

@@ -13,7 +13,7 @@ import numpy as np
 
 from neaptide.allocator import KEPT_AT_ALL, KEPT_PAGES, allocated
 from neaptide.hardware import Machine
-from neaptide.pricing import NOTHING, Cost, beyond, fetching, from_afar, readying, scattered_bytes, whole
+from neaptide.pricing import CACHED, NOTHING, Cost, fetching, from_afar, readying, scattered_bytes, whole
 from neaptide.search.chunk.exactness import ENOUGH_ROWS
 from neaptide.search.chunk.forms import Forms
 from neaptide.search.chunk.kinds import Kinds
@@ -79,8 +79,9 @@ class Scales:
         fixed, work, moved, made = (each[kinds.sample] for each in (prices.fixed, prices.work, prices.moved, prices.made))
         scattered, longer = prices.scattered[kinds.sample], prices.longer[kinds.sample]
         written, readied = machine.byte + machine.stream, kinds.readied(self._readied)
-        read = again * machine.byte + beyond(again) * (machine.stream - machine.byte)
-        every = kinds.ops @ fixed + readied + fetching(fetched, machine) + batches * machine.heads + read + added * written
+        read = again * machine.byte + _beyond(again) * (machine.stream - machine.byte)
+        ready = np.array([fetching(each, machine) for each in fetched.tolist()])
+        every = kinds.ops @ fixed + readied + ready + batches * machine.heads + read + added * written
         every += kinds.made * 2 * machine.call + kinds.sliced * machine.view + kinds.readied(self._from_afar)
         shared = kinds.ops @ work + kinds.more @ work - readied + copied * written
         shared += kinds.within @ scattered * machine.far
@@ -89,8 +90,8 @@ class Scales:
         once = kinds.first.of(self.seconds) + kinds.missing.of(prices.whole) + fresh * machine.touch
         before, body = kinds.before.highest(self.bytes), kinds.body.highest(self.bytes) + kinds.beside(self.shapes.beside)
         cut = _Cut(np.array(self.shapes.sizes, dtype=np.int64)[kinds.extent], kinds.fewest(self.shapes.sizes, ENOUGH_ROWS))
-        far = cut.sums(kinds.ops, lambda share: beyond(moved[:, None] * share) * longer[:, None])
-        far += cut.sums(kinds.ops - kinds.within, lambda share: from_afar(scattered[:, None] * share, machine))
+        far = cut.sums(kinds.ops, lambda share: _beyond(moved[:, None] * share) * longer[:, None])
+        far += cut.sums(kinds.ops - kinds.within, lambda share: _beyond(scattered[:, None] * share)) * machine.far
         large = cut.sums(kinds.ops, lambda share: np.where(made[:, None] * share > KEPT_PAGES, made[:, None], 0))
         taken = -(-body[:, None] * cut.rows // cut.extent[:, None].clip(1))
         touched = np.maximum(np.where(taken > KEPT_AT_ALL, cut.rounds * taken, 0), large) * machine.touch
@@ -109,6 +110,11 @@ class Scales:
 
     def _given(self, op: int) -> list[Spec]:
         return [self.shapes.spec(v) or NOTHING for v in self.forms.net.graph.operands(op)]
+
+
+def _beyond(moved: np.ndarray) -> np.ndarray:
+    """How many of the bytes that calls move are not in the cache."""
+    return (moved - CACHED).clip(0)
 
 
 class _Cut:
