@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from neaptide.inner.calls import Fuse
 from neaptide.program import Program
-from neaptide.writer import Emitted, Fuse, Writer
+from neaptide.writer import Emitted, Writer
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,18 +43,23 @@ ADDED: dict[Any, Any] = {aten.mm.default: aten.addmm_.default, aten.bmm.default:
 class Round:
     """The graph of one round, what it is given of the values from outside, and the numbers it is given beside."""
 
-    def __init__(self, source: Graph, loop: Loop) -> None:
+    def __init__(self, source: Graph, loop: Loop, with_sizes: bool = False) -> None:
         self.source = source
+        self.loop = loop
         self.graph = fx.Graph()
         self.local: dict[int, fx.Node] = {}
         self.lo, self.hi = self._take("lo"), self._take("hi")
         self.extras, self.numbers = self._take_blocks(loop)
+        self.sizes = [self._take(f"size_{s.name}") for s in source.sizes.symbols] if with_sizes else []
+        """The free sizes, for whoever needs them beside the ops."""
+        if with_sizes:
+            self.extras += tuple(source.sizes.symbol(s.name) for s in source.sizes.symbols)
         self.cuts, self.given = self._take_cuts(loop)
         self.results = {m.value: self._take(f"{self._name(m.value)}_out") for m in loop.made}
         self._extents: dict[Any, fx.Node] = {}
         at_once = {m.value: m for m in loop.made if m.onto is None}
-        for part in loop.parts:
-            self._call(part)
+        for index, part in enumerate(loop.parts):
+            self._call(part, index)
             for value in source.ops[part.op].outputs:
                 if value in at_once:
                     self._write(at_once[value])
@@ -84,7 +89,7 @@ class Round:
         wanted = cuts_of_parts(self.source, loop.parts)
         return wanted, {cut: self._take(self._name(cut.value)) for cut in wanted}
 
-    def _call(self, part: Part) -> None:
+    def _call(self, part: Part, index: int) -> None:
         op, axis = self.source.ops[part.op], part.axis
         position = 0
 
@@ -107,7 +112,7 @@ class Round:
         if axis.instead is not None:
             target, args = axis.instead, (self._times(self.lo, axis.block), self._times(self.hi, axis.block), *args)
         made = self.graph.create_node("call_function", target, tuple(args), kwargs, op.name)
-        made.meta["place"] = (op.path, op.source)
+        made.meta.update(place=(op.path, op.source), part=index)
         if self.source.values[op.outputs[0]].part is None:
             self.local[op.outputs[0]] = made
             return

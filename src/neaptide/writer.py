@@ -13,23 +13,24 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
-from torch import fx, nn
+from torch import fx
 from torch._ops import OpOverload
 from torch.fx.graph import CodeGen
 from torch.fx.node import map_arg
 
 from neaptide import away, generator
 from neaptide.graph import Graph
+from neaptide.inner import calls
+from neaptide.inner.calls import Fuse
 from neaptide.inner.compiler import Kernels
 from neaptide.inner.straight import Stretch, stretches
+from neaptide.inner.within import with_kernels
 from neaptide.loops import Looped, signature, write_loop
 from neaptide.ops import PART_OF, in_place_variant
 from neaptide.program import Program
 from neaptide.rounds import Round, group_norm_part
 from neaptide.steps import Add, Copy, Fetch, Loop, Mark, Rerun, Run, Same, Send, Step, reads
 
-Fuse: TypeAlias = Callable[[Stretch], Kernels | None]
-"""Has a compiler make kernels of a stretch; None where it is to run as it is."""
 Piece: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 STRICT: dict[Any, Any] = {torch.ops.aten.native_group_norm.default: group_norm_part}
 """Kernels that refuse a layout which a trace may mistake for the one they take (with a batch of one): checked first."""
@@ -44,7 +45,7 @@ class Emitted:
     takes_store: bool = False
     """Whether the `Store` of a call comes first among the arguments."""
     kernels: tuple[Kernels, ...] = ()
-    """What a compiler made of stretches of it."""
+    """What a compiler made of fragments of it."""
 
     @property
     def source(self) -> str:
@@ -89,7 +90,9 @@ class Writer:
         self.after: dict[str, str] = {}
         """For each value that is fetched, the one that is next."""
         self.loops: dict[str, Looped] = {}
-        self.fused: dict[str, Fused] = {}
+        self.fused: list[Kernels] = []
+        self.within: list[Kernels] = []
+        """What a compiler made of stretches, and of rounds of loops."""
         self.named: dict[Hashable, str] = {}
 
     def take(self, values: Sequence[int | None]) -> None:
@@ -132,8 +135,8 @@ class Writer:
         together = steps if self.fuse is None else stretches(self.source, steps, {v for v in wanted if v is not None})
         for each in together:
             kernels = self.fuse(each) if isinstance(each, Stretch) and self.fuse is not None else None
-            if kernels is not None:
-                self.run_fused(kernels)
+            if kernels is not None and isinstance(each, Stretch):
+                self.run_fused(each, kernels)
             else:
                 for step in each.steps if isinstance(each, Stretch) else (each,):
                     self.step(step)
@@ -201,16 +204,11 @@ class Writer:
         self.graph.call_function(torch.ops.aten.copy_.default, (view, part))
         return whole
 
-    def run_fused(self, kernels: Kernels) -> None:
-        """A stretch as one call, whose arguments come in a list, so that it can let go of each at its last use."""
-        stretch, name = kernels.stretch, f"fused_{len(self.fused)}"
-        self.fused[name] = Fused(kernels)
-        listed = self.graph.call_function(in_a_list, (*self.dims, *(self.name(v) for v in stretch.given)))
-        made = self.graph.call_module(name, (listed,))
-        for position, value in enumerate(stretch.made):
-            taken = (made, position)
-            named = f"{self.source.values[value].name.replace('.', '_part')}"
-            self.names[value] = self.graph.create_node("call_function", operator.getitem, taken, {}, named)
+    def run_fused(self, stretch: Stretch, kernels: Kernels) -> None:
+        """A stretch as one call."""
+        given = (*self.dims, *(self.name(v) for v in stretch.given))
+        self.names.update(zip(stretch.made, calls.call(self.graph, len(self.fused), given, len(stretch.made)), strict=True))
+        self.fused.append(kernels)
 
     def loop(self, loop: Loop) -> None:
         key = signature(self.source, loop)
@@ -230,8 +228,10 @@ class Writer:
     def write_loop(self, key: Hashable, loop: Loop) -> str:
         """The code of a loop, for it and for all that are like it."""
         name = self.named[key] = f"loop_{len(self.loops)}"
-        inner = Round(self.source, loop)
-        body = compiled(inner.graph, {}, f"round_{len(self.loops)}")
+        inner = Round(self.source, loop, self.fuse is not None)
+        graph, fused = (inner.graph, []) if self.fuse is None else with_kernels(inner, self.fuse)
+        self.within += fused
+        body = compiled(graph, calls.modules(fused), f"round_{len(self.loops)}")
         source = write_loop(name, self.source, loop, inner.cuts, inner.extras)
         self.loops[name] = Looped(name, source, body.forward, body)
         return name
@@ -242,22 +242,8 @@ class Writer:
     def done(self, outputs: list[Any], name: str) -> Emitted:
         self.graph.output(tuple(outputs))
         held: dict[str, Any] = {str(n.target): _held(self.source.module, n) for n in self.graph.nodes if n.op == "get_attr"}
-        module = compiled(self.graph, {**held, **self.loops, **self.fused}, name)
-        return Emitted(module.forward, module, self.store is not None, tuple(f.kernels for f in self.fused.values()))
-
-
-class Fused(nn.Module):
-    """A stretch that a compiler made kernels of."""
-
-    def __init__(self, kernels: Kernels) -> None:
-        super().__init__()
-        self.kernels = kernels
-        self.forward = kernels.run
-
-
-def in_a_list(*values: Any) -> list[Any]:
-    """The arguments of a call that clears them."""
-    return list(values)
+        module = compiled(self.graph, {**held, **self.loops, **calls.modules(self.fused)}, name)
+        return Emitted(module.forward, module, self.store is not None, (*self.fused, *self.within))
 
 
 def compiled(graph: fx.Graph, held: dict[str, Any], name: str) -> fx.GraphModule:

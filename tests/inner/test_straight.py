@@ -80,5 +80,5 @@ def test_a_message_comes_back_as_the_same_graph() -> None:
         module, fakes, _, names = message.read(pickle.loads(pickle.dumps(message.write(stretch))))
         expected = [node.target for node in stretch.module.graph.nodes if node.op == "call_function"]
         assert [node.target for node in module.graph.nodes if node.op == "call_function"] == expected
-        assert len(fakes) == len(stretch.fakes)
+        assert len(fakes) == len(stretch.sizes) + len(stretch.looks)
         assert set(names.values()) == {s.name for s in stretch.graph.sizes.symbols}

@@ -1,6 +1,6 @@
-"""Has stretches compiled in a process beside this one, and loads what comes back.
+"""Has fragments compiled in a process beside this one, and loads what comes back.
 
-In: a `Stretch`. Out: `Kernels`, which take one list of arguments and clear it.
+In: a `Fragment`. Out: `Kernels`, which take one list of arguments and clear it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 from neaptide._torch import load_kernels
 from neaptide.errors import NeaptideError
 from neaptide.inner import message
-from neaptide.inner.straight import Stretch
+from neaptide.inner.fragment import Fragment
+from neaptide.inner.look import numbers
 
 
 class CompilerError(NeaptideError):
@@ -26,18 +27,18 @@ class CompilerError(NeaptideError):
 
 @dataclass(frozen=True, eq=False)
 class Kernels:
-    """What was made of a stretch: `run` takes one list; `conditions` on free sizes that it relies on; its source."""
+    """What was made of a fragment: `run` takes one list; `conditions` on free sizes that it relies on; its source."""
 
-    stretch: Stretch
+    fragment: Fragment
     run: Callable[[list[Any]], Sequence[Any]]
     conditions: tuple[str, ...]
     source: str
 
-    def serve(self, dims: Sequence[int]) -> bool:
+    def serve(self, dims: tuple[int, ...]) -> bool:
         """Whether what was relied on holds at these sizes."""
-        known = {symbol.name: size for symbol, size in zip(self.stretch.graph.sizes.symbols, dims, strict=True)}
-        # The conditions were printed from expressions over sizes by the process beside this one.
-        return all(eval(condition, {"math": __import__("math")}, dict(known)) for condition in self.conditions)
+        names = [name for name, _ in self.fragment.sizes]
+        cases = (dict(zip(names, case, strict=True)) for case in self.fragment.cases(dims))
+        return all(all(numbers(self.conditions, known)) for known in cases)
 
 
 class Compiler:
@@ -50,16 +51,19 @@ class Compiler:
         self._known: dict[bytes, message.Answer | str] = {}
         """What came back so far: identical layers are compiled once."""
 
-    def lower(self, stretch: Stretch) -> Kernels:
-        """The kernels of a stretch, or a `CompilerError`."""
-        about = message.write(stretch)
+    def lower(self, fragment: Fragment) -> Kernels:
+        """The kernels of a fragment, or a `CompilerError`."""
+        try:
+            about = message.write(fragment)
+        except Exception as error:  # ops that cannot be followed with symbolic sizes
+            raise CompilerError(f"{type(error).__name__}: {error}") from error
         key = pickle.dumps(about)
         if key not in self._known:
             self._known[key] = self._ask(about)
         made = self._known[key]
         if isinstance(made, str):
             raise CompilerError(made)
-        return Kernels(stretch, load_kernels(made.source), made.conditions, made.source)
+        return Kernels(fragment, load_kernels(made.source), made.conditions, made.source)
 
     def _ask(self, about: message.Message) -> message.Answer | str:
         try:

@@ -6,7 +6,7 @@ lets go just as it will, so that nothing about inductor has to be known but that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -14,33 +14,46 @@ import torch
 
 from neaptide._torch import FakeTensorMode
 from neaptide.accounting import Accounting
-from neaptide.graph import Graph, expression, spec_of
 from neaptide.inner.compiler import Kernels
+from neaptide.inner.fragment import Home
+from neaptide.inner.look import Look, numbers
 from neaptide.timeline import Timeline
 
 
-def rise(kernels: Kernels, dims: Sequence[int], owned: Collection[int]) -> int:
+def rise(kernels: Kernels, dims: tuple[int, ...]) -> int:
     """The most bytes beyond what is there at first."""
-    found = line(kernels, dims, owned)
+    found = line(kernels, dims)
     return max(found.bytes) - found.bytes[0]
 
 
-def line(kernels: Kernels, dims: Sequence[int], owned: Collection[int]) -> Timeline:
-    """What is alive when, of what is given and what is made. Storages that are `owned` go when the code lets go of them."""
-    stretch, call = kernels.stretch, idle(kernels.run)
+def line(kernels: Kernels, dims: tuple[int, ...]) -> Timeline:
+    """What is alive when, of what is given and what is made, at the graph's sizes `dims`."""
+    fragment, call = kernels.fragment, idle(kernels.run)
+    sizes = fragment.cases(dims)[0]
+    known = {name: size for (name, _), size in zip(fragment.sizes, sizes, strict=True)}
     accounting = Accounting()
     with FakeTensorMode(), torch.no_grad():
-        homes: dict[int, torch.Tensor] = {}
-        args: list[Any] = [*dims, *(_stand_in(stretch.graph, v, dims, homes) for v in stretch.given)]
-        for storage, tensor in homes.items():
-            accounting.resident(tensor, str(storage), "input")
-        held = [tensor for storage, tensor in homes.items() if storage not in owned]
-        homes.clear()
+        memory: dict[Home, torch.Tensor] = {}
+        args = [*sizes, *(_stand_in(*each, known, memory) for each in zip(fragment.looks, fragment.homes, strict=True))]
+        for home in memory:
+            accounting.resident(memory[home], str(home.number), "input")
+        held = [tensor for home, tensor in memory.items() if not home.goes]
+        memory.clear()
         with accounting:
             made = call(args)
     found = accounting.timeline()
     del held, made
     return found
+
+
+def _stand_in(look: Look, home: Home | None, known: Mapping[str, int], memory: dict[Home, torch.Tensor]) -> Any:
+    """A fake for an argument at concrete sizes, in a memory that it shares with others."""
+    if home is None:
+        return look.fake(known)
+    if home not in memory:
+        (size,) = numbers((home.bytes,), known)
+        memory[home] = torch.empty(size, dtype=torch.uint8, device=look.device)
+    return look.fake(known, memory[home])
 
 
 def idle(run: Any) -> Callable[[list[Any]], Any]:
@@ -67,16 +80,3 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 def _reinterpret(tensor: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
     return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
-
-
-def _stand_in(graph: Graph, value: int, dims: Sequence[int], homes: dict[int, torch.Tensor]) -> Any:
-    """A fake for a value at concrete sizes, in a memory that it shares with the others of its storage."""
-    held, fake = graph.values[value], graph.values[value].fake
-    if held.storage is None:
-        return graph.sizes.shape([expression(fake)], dims)[0]
-    if held.storage not in homes:
-        size = graph.sizes.evaluate(dims)[graph.storages[held.storage].size]
-        homes[held.storage] = torch.empty(size, dtype=torch.uint8, device=fake.device)
-    spec = spec_of(fake)
-    shape, stride = graph.sizes.shape(spec.shape, dims), graph.sizes.shape(spec.stride, dims)
-    return homes[held.storage].view(fake.dtype).as_strided(shape, stride, 0)

@@ -1,12 +1,12 @@
-"""A stretch as plain data, so that another process can compile it.
+"""A fragment as plain data, so that another process can compile it.
 
-In: a `Stretch`. Out: a `Message`, which pickles; and back, in that process, an fx graph and the fake tensors that stand for its
-arguments, with the same symbolic sizes.
+In: a `Fragment`. Out: a `Message`, which pickles; and back, in that process, an fx graph and the fake tensors that stand for
+its arguments, with the same symbolic sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,8 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_map
 
 from neaptide._torch import FakeTensorMode, new_size, new_sizes
-from neaptide.graph import expression
-from neaptide.inner.straight import Stretch
-from neaptide.sizes import print_expression
+from neaptide.inner.fragment import Fragment
+from neaptide.inner.look import Look
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +25,6 @@ class Name:
     """The result of an earlier node."""
 
     name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """An argument: a tensor by its shape and strides, or a number; sizes as Python source over the free ones."""
-
-    name: str
-    shape: tuple[str, ...]
-    stride: tuple[str, ...] = ()
-    dtype: torch.dtype | None = None
-    device: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +39,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A stretch: its free sizes with values that they may have, its arguments, its calls, its results."""
+    """A fragment: its free sizes with values that they may have, its arguments, its calls, its results."""
 
     sizes: tuple[tuple[str, int], ...]
-    given: tuple[Given, ...]
+    given: tuple[tuple[str, Look], ...]
     nodes: tuple[Node, ...]
     made: tuple[Name, ...]
     trains: bool
@@ -68,19 +56,18 @@ class Answer:
     conditions: tuple[str, ...]
 
 
-def write(stretch: Stretch) -> Message:
-    """The message that a stretch is."""
-    free = stretch.graph.sizes
-    names = {node: f"n{i}" for i, node in enumerate(stretch.module.graph.nodes)}  # those of identical layers are the same
-    sizes = tuple((symbol.name, dim) for symbol, dim in zip(free.symbols, stretch.dims or free.hints, strict=True))
-    holders = [node for node in stretch.module.graph.nodes if node.op == "placeholder"]
-    given = [Given(names[node], (size,)) for node, (size, _) in zip(holders, sizes, strict=False)]
-    values = [stretch.graph.values[v].fake for v in stretch.given]
-    given += [_given(names[node], fake) for node, fake in zip(holders[len(sizes) :], values, strict=True)]
-    calls = [node for node in stretch.module.graph.nodes if node.op == "call_function"]
+def write(fragment: Fragment) -> Message:
+    """The message that a fragment is."""
+    graph = fragment.module.graph
+    names = {node: f"n{i}" for i, node in enumerate(graph.nodes)}  # those of identical layers are the same
+    sizes = fragment.sizes
+    holders = [node for node in graph.nodes if node.op == "placeholder"]
+    looks = [*(Look((name,)) for name, _ in sizes), *fragment.looks]
+    given = tuple((names[node], look) for node, look in zip(holders, looks, strict=True))
+    calls = [node for node in graph.nodes if node.op == "call_function"]
     nodes = [Node(names[n], _target(n.target), _named(n.args, names), _named(n.kwargs, names)) for n in calls]
-    (end,) = (node for node in stretch.module.graph.nodes if node.op == "output")
-    return Message(sizes, tuple(given), tuple(nodes), _named(end.args[0], names), stretch.graph.trains)
+    (end,) = (node for node in graph.nodes if node.op == "output")
+    return Message(sizes, given, tuple(nodes), _named(end.args[0], names), fragment.graph.trains)
 
 
 def read(message: Message) -> tuple[fx.GraphModule, list[Any], FakeTensorMode, dict[Any, str]]:
@@ -91,35 +78,14 @@ def read(message: Message) -> tuple[fx.GraphModule, list[Any], FakeTensorMode, d
     names: dict[str, fx.Node] = {}
     fakes: list[Any] = []
     with mode:
-        for each in message.given:
-            names[each.name] = graph.placeholder(each.name)
-            shape = _numbers(each.shape, known)
-            if each.dtype is None:
-                fakes.append(shape[0])
-            else:
-                stride = _numbers(each.stride, known)
-                fakes.append(torch.empty_strided(shape, stride, dtype=each.dtype, device=each.device))
+        for name, look in message.given:
+            names[name] = graph.placeholder(name)
+            fakes.append(look.fake(known))
     for node in message.nodes:
         args, kwargs = (_nodes(tree, names) for tree in (node.args, node.kwargs))
         names[node.name] = graph.create_node("call_function", _found(node.target), args, kwargs, node.name)
     graph.output(_nodes(message.made, names))
     return fx.GraphModule({}, graph), fakes, mode, {size.node.expr: name for name, size in known.items()}
-
-
-def _given(name: str, fake: Any) -> Given:
-    if not isinstance(fake, torch.Tensor):
-        return Given(name, (_source(fake),))
-    return Given(name, tuple(map(_source, fake.shape)), tuple(map(_source, fake.stride())), fake.dtype, str(fake.device))
-
-
-def _source(size: Any) -> str:
-    found = expression(size)
-    return str(found) if isinstance(found, int) else print_expression(found)
-
-
-def _numbers(sources: Sequence[str], known: Mapping[str, Any]) -> tuple[Any, ...]:
-    # The source was printed from an expression over sizes by the process that asks.
-    return tuple(eval(source, {"__builtins__": {}, "math": __import__("math")}, dict(known)) for source in sources)
 
 
 def _target(target: Any) -> Any:

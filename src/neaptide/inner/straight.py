@@ -1,4 +1,4 @@
-"""What of a program a compiler may take in one go: stretches of plain ops, each as an fx graph that writes nothing in place.
+"""What of a program a compiler may take in one go: stretches of plain ops.
 
 In: the steps of a piece, and what is wanted of them in the end. Out: the same steps, with each stretch as one. What has to
 happen at its own place stays a step of its own: random numbers, writes to what is given, other ranks, loops, what is sent
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -18,6 +18,11 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from neaptide.graph import Graph
+from neaptide.inner.fragment import Fragment, Home
+from neaptide.inner.look import Look, look
+from neaptide.memory import executed
+from neaptide.program import Program
+from neaptide.sizes import print_expression
 from neaptide.steps import Drop, Rerun, Run, Same, Step, makes, reads
 
 FEWEST = 2
@@ -27,7 +32,7 @@ SHORT, LONG = 12, 160
 
 
 @dataclass(frozen=True, eq=False)
-class Stretch:
+class Stretch(Fragment):
     """Steps that run as one: what they are given, and what of what they make is read afterwards."""
 
     graph: Graph
@@ -41,16 +46,23 @@ class Stretch:
     dims: tuple[int, ...] = ()
     """The sizes that a compiler is to have in mind."""
 
+    @property
+    def key(self) -> Hashable:
+        return self.first
+
     def at(self, dims: tuple[int, ...]) -> Stretch:
-        """The same, for a compiler that is to have other sizes in mind."""
         return replace(self, dims=dims)
+
+    @property
+    def sizes(self) -> tuple[tuple[str, int], ...]:
+        free = self.graph.sizes
+        return tuple((symbol.name, dim) for symbol, dim in zip(free.symbols, self.dims or free.hints, strict=True))
 
     @cached_property
     def module(self) -> fx.GraphModule:
-        """The stretch as an fx graph: free sizes first, then what it is given."""
         made = fx.Graph()
-        for symbol in self.graph.sizes.symbols:
-            made.placeholder(f"size_{symbol.name}")
+        for name, _ in self.sizes:
+            made.placeholder(f"size_{name}")
         names = {v: made.placeholder(f"given_{i}") for i, v in enumerate(self.given)}
 
         def argument(node: fx.Node) -> fx.Node:
@@ -71,15 +83,29 @@ class Stretch:
         return fx.GraphModule({}, made)
 
     @property
-    def fakes(self) -> list[object]:
-        """What stands for the arguments of the fx graph."""
-        return [*free_sizes(self.graph), *(self.graph.values[v].fake for v in self.given)]
+    def looks(self) -> tuple[Look, ...]:
+        return tuple(look(self.graph.values[v].fake) for v in self.given)
+
+    @property
+    def homes(self) -> tuple[Home | None, ...]:
+        values = self.graph.values
+        stay = {values[v].storage for v in (*self.graph.inputs, *self.graph.constants, *self.after)}
+        return tuple(home(self.graph, v, values[v].storage not in stay) for v in self.given)
+
+    def cases(self, dims: tuple[int, ...]) -> list[tuple[int, ...]]:
+        return [dims]
+
+    def places(self, program: Program, begin: int) -> list[int]:
+        return [sum(map(executed, program.steps[: begin + self.first]))]
 
 
-def free_sizes(graph: Graph) -> list[torch.SymInt]:
-    """The free sizes of a graph, as PyTorch has them."""
-    fakes = [(graph.values[graph.inputs[position]].fake, dim) for position, dim in graph.places]
-    return [fake if dim is None else fake.shape[dim] for fake, dim in fakes]
+def home(graph: Graph, value: int, goes: bool) -> Home | None:
+    """Where a value lies."""
+    storage = graph.values[value].storage
+    if storage is None:
+        return None
+    size = graph.sizes.expressions[graph.storages[storage].size]
+    return Home(storage, print_expression(size), goes)
 
 
 def stretches(graph: Graph, steps: Sequence[Step], wanted: Collection[int]) -> Iterator[Step | Stretch]:

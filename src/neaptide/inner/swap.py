@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from neaptide.inner.calls import Fuse
 from neaptide.inner.compiler import Compiler, CompilerError, Kernels
+from neaptide.inner.fragment import Fragment
 from neaptide.inner.peaks import peaks
-from neaptide.inner.straight import Stretch
 from neaptide.program import Program
-from neaptide.writer import Emitted, Fuse
+from neaptide.writer import Emitted
 
 Dims = tuple[int, ...]
 Inner = Literal["auto", "inductor"] | None
@@ -29,7 +30,7 @@ FORMS = 4
 
 @dataclass(eq=False)
 class Piece:
-    """A piece of a program: `emit` makes it, with stretches fused or not; `begin` is its first step."""
+    """A piece of a program: `emit` makes it, with fragments fused or not; `begin` is its first step."""
 
     program: Program
     begin: int
@@ -62,7 +63,7 @@ class Piece:
         """Find the form to run at these sizes, compiling one where none is there."""
         form = next((each for each in self.fused if _serves(each, dims)), None)
         if form is None and len(self.fused) < FORMS:
-            form = self.emit(lambda stretch: fuse(stretch.at(dims)))
+            form = self.emit(lambda fragment: fuse(fragment.at(dims)))
             self.fused.append(form)
         if form is None or not _serves(form, dims):
             form = self.plain
@@ -71,12 +72,12 @@ class Piece:
         self._settled[dims] = form
 
     def _lowered(self, form: Emitted, dims: Dims, allowed: int) -> Emitted:
-        """The form with those stretches as they are that would take too much."""
+        """The form with those fragments as they are that would take too much."""
         taken = peaks(self.program, self.begin, form.kernels, dims)
-        fitting = {k.stretch.first: k for k, taken in zip(form.kernels, taken, strict=True) if taken <= allowed}
+        fitting = {k.fragment.key: k for k, taken in zip(form.kernels, taken, strict=True) if taken <= allowed}
         if len(fitting) == len(form.kernels):
             return form
-        return self.emit(lambda stretch: fitting.get(stretch.first)) if fitting else self.plain
+        return self.emit(lambda fragment: fitting.get(fragment.key)) if fitting else self.plain
 
 
 def _serves(form: Emitted, dims: Dims) -> bool:
@@ -88,7 +89,7 @@ class Lowering:
 
     def __init__(self, told: Callable[[], None]) -> None:
         self._made = told
-        """Called for each stretch that was fused."""
+        """Called for each fragment that was fused."""
         self._asked: queue.SimpleQueue[Callable[[Fuse], None]] = queue.SimpleQueue()
         self._compiler = Compiler()
         self._thread: threading.Thread | None = None
@@ -126,10 +127,10 @@ class Lowering:
                     self._open -= 1
                     self._idle.notify_all()
 
-    def _fuse(self, stretch: Stretch) -> Kernels | None:
-        """The kernels of a stretch; None where the compiler cannot make them."""
+    def _fuse(self, fragment: Fragment) -> Kernels | None:
+        """The kernels of a fragment; None where the compiler cannot make them."""
         try:
-            made = self._compiler.lower(stretch)
+            made = self._compiler.lower(fragment)
         except CompilerError as error:
             self._tell(error)
             return None

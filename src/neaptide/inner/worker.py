@@ -1,4 +1,4 @@
-"""A process that compiles stretches: messages come in, sources of kernels go out.
+"""A process that compiles fragments: messages come in, sources of kernels go out.
 
 Inductor changes how modules are called while it traces, and holds Python's lock for seconds: it must not do so in the process
 that trains. Kernels are built here too, into inductor's own folder, where the process that asks finds them.
@@ -24,7 +24,7 @@ from neaptide.sizes import print_expression
 
 
 def compile_message(message: Message) -> Answer:
-    """The kernels of a stretch. Whatever inductor cannot do, it raises."""
+    """The kernels of a fragment. Whatever inductor cannot do, it raises."""
     module, given, mode, names = read(message)
     parts = inductor()
     with _noting(mode) as conditions:
