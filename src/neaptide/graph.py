@@ -164,6 +164,20 @@ class Graph:
         given = ((known[leaf] for leaf in each if isinstance(leaf, fx.Node)) for each in leaves)
         return [tuple(v for v in each if isinstance(values[v].fake, torch.Tensor)) for each in given]
 
+    @cached_property
+    def lies(self) -> tuple[tuple[tuple[int, int | None, int | None], ...], ...]:
+        """For each op its results: the value, its storage, and what it shares that with: an input, or a result before it."""
+        found = []
+        for op in self.ops:
+            sharing = {self.values[v].storage: v for v in op.inputs}
+            results = []
+            for value in op.outputs:
+                storage = self.values[value].storage
+                results.append((value, storage, sharing.get(storage)))
+                sharing.setdefault(storage, value)
+            found.append(tuple(results))
+        return tuple(found)
+
     def spec(self, value: int) -> Spec:
         """The shape, strides, dtype and device of a tensor, as expressions."""
         found = self._specs.get(value)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from neaptide.graph import Op
 from neaptide.program import Program
 from neaptide.steps import Copy, Drop, Fetch, Loop, Rerun, Run, Same, Step, Turn
 
@@ -22,6 +21,7 @@ class Instances:
     def __init__(self, program: Program) -> None:
         graph = self.graph = program.graph
         self.tangents = program.tangents
+        self._lies = graph.lies
         self.home: dict[int, int | None] = {}
         self.storage: list[int] = []
         self.values: list[int] = []
@@ -44,7 +44,7 @@ class Instances:
         if kind is Drop:
             return (), self._leave(step.value)  # type: ignore[union-attr]
         if kind is Run or kind is Rerun:
-            return self._run(self.graph.ops[step.op], step.onto), None  # type: ignore[union-attr]
+            return self._run(step.op, step.onto), None  # type: ignore[union-attr]
         match step:
             case Same(op, value):
                 self._join(self.graph.ops[op].outputs[0], self.home[value])
@@ -78,25 +78,25 @@ class Instances:
             return {value}
         return {v for v, other in self.home.items() if other == home}
 
-    def _run(self, op: Op, onto: int | None) -> tuple[int, ...]:
-        values = self.graph.values
-        homes = {values[v].storage: self.home[v] for v in op.inputs}
+    def _run(self, op: int, onto: int | None) -> tuple[int, ...]:
         fresh: list[int] = []
-        for value in op.outputs:
-            storage = values[value].storage
+        again: dict[int, int] = {}
+        for value, storage, shared in self._lies[op]:
             if storage is None:
-                self._join(value, None)
+                self.home[value] = None
                 continue
             if value in self.home:  # handed out before: the second making is let go of at once
-                if storage not in homes:
-                    fresh.append(self._new(storage))
+                if shared is None:
+                    again[value] = self._new(storage)
+                    fresh.append(again[value])
                 continue
-            home = self.home[onto] if onto is not None else homes.get(storage)
+            over = shared if onto is None else onto
+            home = None if over is None else again.get(over, self.home[over])
             if home is None:
                 home = self._new(storage)
                 fresh.append(home)
-            homes[storage] = home
-            self._join(value, home)
+            self.home[value] = home
+            self.values[home] += 1
         return tuple(fresh)
 
     def _loop(self, loop: Loop) -> tuple[int, ...]:

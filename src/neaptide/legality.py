@@ -32,14 +32,19 @@ def _violations(program: Program) -> Iterator[tuple[Step | None, str]]:
     stale: set[int] = set()
     marked: set[int] = set()
     sent: set[int] = set()
+    home = memory.home
     for step in program.steps:
         match step:
             case Run(index, onto) | Rerun(index, onto):
                 op = graph.ops[index]
-                yield from ((step, f"{names[v]} is not there") for v in op.inputs if v not in memory.home)
-                yield from ((step, f"{names[v]} was overwritten") for v in op.inputs if v in stale)
-                already = (v for v in op.outputs if v in memory.home and v not in handed)
-                yield from ((step, f"{names[v]} is there already") for v in already)
+                for value in op.inputs:
+                    if value not in home:
+                        yield step, f"{names[value]} is not there"
+                    if value in stale:
+                        yield step, f"{names[value]} was overwritten"
+                for value in op.outputs:
+                    if value in home and value not in handed:
+                        yield step, f"{names[value]} is there already"
                 if isinstance(step, Rerun) and op.once:
                     yield step, "must not run twice"
                 if isinstance(step, Rerun) and op.random and index not in marked:

@@ -131,16 +131,18 @@ def with_drops(
     turn lives until then, used or not.
     """
     bare = Program(graph, tuple(steps), absent, carried)
-    handed = bare.handed
+    handed, ops = bare.handed, graph.ops
     last: dict[int, int] = {}
     drops: dict[int, list[int]] = {}
     owned: set[int] = set()
     for position, step in enumerate(steps):
-        if isinstance(step, (Run, Rerun, Send, Fetch, Same, Add, Loop)):
-            for value in reads(graph, step):
+        kind = type(step)
+        if kind is Run or kind is Rerun or kind in (Send, Fetch, Same, Add, Loop):
+            is_op = kind is Run or kind is Rerun  # nearly all steps are
+            for value in ops[step.op].inputs if is_op else reads(graph, step):  # type: ignore[union-attr]
                 if value in owned:
                     last[value] = position
-            for value in makes(graph, step):
+            for value in ops[step.op].outputs if is_op else makes(graph, step):  # type: ignore[union-attr]
                 if value in last and value not in handed:
                     drops.setdefault(last[value], []).append(value)
                 owned.add(value)

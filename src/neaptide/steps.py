@@ -133,9 +133,10 @@ Step: TypeAlias = Run | Rerun | Drop | Mark | Copy | Send | Fetch | Same | Add |
 
 def reads(graph: Graph, step: Step) -> tuple[int, ...]:
     """The values that a step needs."""
+    kind = type(step)
+    if kind is Run or kind is Rerun:  # nearly all are, and this is asked millions of times
+        return graph.ops[step.op].inputs  # type: ignore[union-attr]
     match step:
-        case Run(op) | Rerun(op):
-            return graph.ops[op].inputs
         case Same(_, value) | Copy(value) | Send(value):
             return (value,)
         case Add(position):
@@ -167,8 +168,11 @@ def cuts_of_parts(graph: Graph, parts: Sequence[Part]) -> tuple[Cut, ...]:
 
 def makes(graph: Graph, step: Step) -> tuple[int, ...]:
     """The values that are there after a step and were not before."""
+    kind = type(step)
+    if kind is Run or kind is Rerun:
+        return graph.ops[step.op].outputs  # type: ignore[union-attr]
     match step:
-        case Run(op) | Rerun(op) | Same(op):
+        case Same(op):
             return graph.ops[op].outputs
         case Fetch(value):
             return (value,)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
@@ -82,6 +83,24 @@ class _State:
 def overwritable(graph: Graph, index: int, home: Callable[[int], int | None]) -> int | None:
     """The input that an op could write its result over if nothing else needed it: of the same kind, and at home where no other
     input is."""
+    first = _alike(graph)[index]
+    if first is None:
+        return None
+    own = home(first)
+    return first if all(v == first or home(v) != own for v in graph.ops[index].inputs) else None
+
+
+_found: WeakKeyDictionary[Graph, list[int | None]] = WeakKeyDictionary()
+
+
+def _alike(graph: Graph) -> list[int | None]:
+    """For each op its first input, where the result could lie in its place: it can be written over, and is of the same kind."""
+    if graph not in _found:
+        _found[graph] = [_like_first(graph, index) for index in range(len(graph.ops))]
+    return _found[graph]
+
+
+def _like_first(graph: Graph, index: int) -> int | None:
     op, first = graph.ops[index], _first(graph, index)
     if first is None or len(op.outputs) != 1 or not can_write_onto_first(op.target):
         return None
@@ -89,8 +108,7 @@ def overwritable(graph: Graph, index: int, home: Callable[[int], int | None]) ->
     if old.storage is None or new.storage is None or new.storage == old.storage:
         return None
     (made,), sizes = op.outputs, [graph.storages[s].size for s in (old.storage, new.storage)]
-    same = sizes[0] == sizes[1] and graph.spec(first) == graph.spec(made)
-    return first if same and all(v == first or home(v) != home(first) for v in op.inputs) else None
+    return first if sizes[0] == sizes[1] and graph.spec(first) == graph.spec(made) else None
 
 
 def _first(graph: Graph, index: int) -> int | None:

@@ -138,12 +138,15 @@ class Choosing(Unit):
         """Once a whole step has shown what its backwards are like, have some programs ready for sizes to come."""
         self._stocked = True
         wanted = worth_making(found, self._searches_now[0].whole(dims))
-        with progress("making programs ahead", len(wanted)) as advance:
-            for crossing in wanted:
-                rung = self._letting(crossing)
+        with progress("making programs ahead", len(wanted) + len(self.rungs)) as advance:
+            for rung in (*self.rungs, *map(self._letting, wanted)):
                 if rung is not None:
                     rung.take(dims)
+                    self.get_ready(rung)
                 advance()
+
+    def get_ready(self, rung: Rung) -> None:
+        """Have the code of a rung, so that no call waits for it."""
 
     def _instead(self, crossing: Crossing, found: Sequence[Weighed], dims: Dims, room: Room) -> Rung | None:
         """A rung that is there, where a choice has none yet and a new size should not wait for it."""

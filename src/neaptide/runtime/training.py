@@ -62,11 +62,7 @@ class Training(Choosing):
             context.set_materialize_grads(False)
             if rung.usual.added or self._alone is None:
                 context.neaptide_parameters = {i: args[i] for i in rung.usual.added or self._addable}
-        piece = self._forwards.get(rung.number)
-        if piece is None:
-            emit = partial(emit_forward, rung.program, self._slots_of(rung))
-            piece = self._forwards[rung.number] = Piece(rung.program, 0, emit, self.session.lowering)
-        emitted = piece.at(self.last, self.allowed(rung.take(self.last).front))
+        emitted = self._forward_piece(rung).at(self.last, self.allowed(rung.take(self.last).front))
         header = torch.empty(rung.number + 1, 0, *self.last)
         if emitted.takes_store:
             args.insert(0, new_store(header if context is None else context))
@@ -130,6 +126,17 @@ class Training(Choosing):
         if found is None:
             ledger.flows(saved, backward)
         return found
+
+    def get_ready(self, rung: Rung) -> None:
+        self._forward_piece(rung)
+        self._backward_piece(rung, rung.absent, bool(rung.usual.added))
+
+    def _forward_piece(self, rung: Rung) -> Piece:
+        """The code of a rung's forward."""
+        if rung.number not in self._forwards:
+            emit = partial(emit_forward, rung.program, self._slots_of(rung))
+            self._forwards[rung.number] = Piece(rung.program, 0, emit, self.session.lowering)
+        return self._forwards[rung.number]
 
     def _backward_piece(self, rung: Rung, absent: frozenset[int], adds: bool) -> tuple[Piece, frozenset[int], frozenset[int]]:
         """The code, the tangents that it does without, and the gradients that it adds to what is there."""
