@@ -74,3 +74,18 @@ def test_another_length_after_planning_is_neither_cut_short_nor_refused() -> Non
         lengths = [module(torch.randn(1, n, 32)).shape[1] for n in (1024, 100, 900, 1100)]
     assert lengths == [1024, 100, 900, 1100]
     assert handle.stats.captures == 1
+
+
+def test_one_capture_serves_lengths_from_128_to_8192() -> None:
+    module = Stack(1, 16).eval()
+    inputs = [torch.randn(1, length, 16) for length in (1000, 128, 3001, 8192, 129)]
+    with torch.no_grad():
+        expected = [module(x) if x.shape[1] < 4000 else None for x in inputs]
+        handle = neaptide.compile(module, budget="24MiB")
+        for x, plain in zip(inputs, expected, strict=True):
+            found = handle(x)
+            assert found.shape == x.shape
+            assert handle.plan.peak <= 24 << 20
+            if plain is not None:
+                torch.testing.assert_close(found, plain)
+    assert handle.stats.captures == 1
