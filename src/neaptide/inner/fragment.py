@@ -61,6 +61,13 @@ class Fragment(ABC):
     def homes(self) -> tuple[Home | None, ...]:
         """Where each of them lies; None for a number."""
 
+    def begin(self) -> tuple[fx.Graph, list[fx.Node]]:
+        """A graph with nothing in it but the arguments: sizes first, and what is given."""
+        graph = fx.Graph()
+        for name, _ in self.sizes:
+            graph.placeholder(f"size_{name}")
+        return graph, [graph.placeholder(f"given_{i}") for i in range(len(self.looks))]
+
     @abstractmethod
     def cases(self, dims: tuple[int, ...]) -> list[tuple[int, ...]]:
         """What the free sizes are when the graph's are `dims`: the largest first."""

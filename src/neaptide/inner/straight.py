@@ -60,10 +60,8 @@ class Stretch(Fragment):
 
     @cached_property
     def module(self) -> fx.GraphModule:
-        made = fx.Graph()
-        for name, _ in self.sizes:
-            made.placeholder(f"size_{name}")
-        names = {v: made.placeholder(f"given_{i}") for i, v in enumerate(self.given)}
+        made, given = self.begin()
+        names = dict(zip(self.given, given, strict=True))
 
         def argument(node: fx.Node) -> fx.Node:
             return names[self.graph.value_of[node]]

@@ -102,10 +102,8 @@ class Within(Fragment):
 
     @cached_property
     def module(self) -> fx.GraphModule:
-        made = fx.Graph()
-        for name, _ in self.sizes:
-            made.placeholder(f"size_{name}")
-        names = {node: made.placeholder(f"given_{i}") for i, node in enumerate(self.given)}
+        made, given = self.begin()
+        names = dict(zip(self.given, given, strict=True))
         for node in self.inside:
             names[node] = made.node_copy(node, names.__getitem__)
         made.output(tuple(names[node] for node in self.made))
@@ -113,21 +111,17 @@ class Within(Fragment):
 
     @property
     def looks(self) -> tuple[Look, ...]:
-        found = self._followed
-        return tuple(found.looks[node] for node in self.given)
+        return tuple(self._followed.looks[node] for node in self.given)
 
     @property
     def homes(self) -> tuple[Home | None, ...]:
         nodes = list(self.round.graph.nodes)
         later = nodes[nodes.index(self.nodes[-1]) + 1 :]
         read = {a for node in (*later, *self.nodes) if node not in set(self.inside) for a in node.all_input_nodes}
-        found = self._followed
-        stay = {found.homes[node] for node in read if node in found.homes}
-        return tuple(self._home(found.homes[node], stay) for node in self.given)
-
-    @staticmethod
-    def _home(found: Home | None, stay: set[Home | None]) -> Home | None:
-        return replace(found, goes=False) if found in stay and found is not None else found
+        found = self._followed.homes
+        stay = {found[node] for node in read if node in found}
+        mine = (found[node] for node in self.given)
+        return tuple(replace(home, goes=False) if home is not None and home in stay else home for home in mine)
 
     @property
     def _followed(self) -> Followed:
@@ -183,7 +177,8 @@ def follow(given: Round, dims: tuple[int, ...]) -> Followed:
         for node in given.graph.nodes:
             if node.op == "placeholder":
                 fakes[node] = looks[node].fake(known)
-                owners.update({_memory(fakes[node]): homes[node]} if isinstance(fakes[node], torch.Tensor) else {})
+                if homes[node] is not None:
+                    owners[_memory(fakes[node])] = homes[node]
             elif node.op == "call_function":
                 args, kwargs = map_arg((node.args, node.kwargs), fakes.__getitem__)
                 fakes[node] = made = node.target(*args, **kwargs)
