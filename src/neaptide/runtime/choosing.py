@@ -20,7 +20,7 @@ from neaptide.runtime.across import only_recomputed, superset
 from neaptide.runtime.recomputing import Recomputing, Ways, Weighed
 from neaptide.runtime.room import Room
 from neaptide.runtime.runner import Dims, Rung, Unit
-from neaptide.runtime.stock import LARGE, about_as_fast, worth_making
+from neaptide.runtime.stock import LARGE, PATIENT, about_as_fast, worth_making
 from neaptide.runtime.sums import are_averaged, of_parameters
 from neaptide.runtime.version import Crossing, Version, usual, versions
 from neaptide.search.chain import Take
@@ -51,6 +51,8 @@ class Choosing(Unit):
         self._stocked = False
         self._begun = False
         """Whether a size has got its program since the last budget; those after it do not wait for theirs."""
+        self._waiting: dict[Dims, int] = {}
+        """The sizes that run a program made for others, and how often they did."""
         self._tight: dict[tuple[Crossing, frozenset[int]], Rung] = {}
         self._searches: dict[tuple[Version, frozenset[int], frozenset[int], frozenset[int]], Recomputing] = {}
         self._origins: dict[int, tuple[Crossing, frozenset[int]]] = {}
@@ -83,6 +85,14 @@ class Choosing(Unit):
     def forget(self) -> None:
         super().forget()
         self._begun = False
+        self._waiting.clear()
+
+    def comes(self, dims: Dims) -> None:
+        """A size that comes again and again gets a program of its own, where another would be a little faster."""
+        if dims in self._waiting:
+            self._waiting[dims] += 1
+            if self._waiting[dims] == PATIENT + 1:
+                self.chosen = {situation: call for situation, call in self.chosen.items() if call.dims != dims}
 
     def _set(self, programs: Sequence[Program]) -> None:
         """Go on with these programs, one for each of the starting points."""
@@ -117,12 +127,14 @@ class Choosing(Unit):
         is_large = len(self.graph.ops) >= LARGE
         if is_large and self.session.steps.informed and not self._stocked:
             self._make_ahead(found, dims)
-        hurries = is_large and room is not None and self._begun
+        hurries = is_large and room is not None and self._begun and self._waiting.get(dims, 0) <= PATIENT
         self._begun = self.session.steps.informed
         ways = Ways(found, room)
         tried = []
         for crossing in ways:
             rung = self._instead(crossing, found, dims, room) if hurries and room is not None else None
+            if rung is not None:
+                self._waiting.setdefault(dims, 1)
             rung = rung or self._letting(crossing)
             if rung is None:
                 ways.refuse(crossing)

@@ -150,6 +150,9 @@ class Unit:
     def catch_up(self) -> None:
         """Go on with what earlier calls taught."""
 
+    def comes(self, dims: Dims) -> None:
+        """A size comes, maybe one that was met before."""
+
     def situation(self, dims: Dims) -> Hashable:
         """What the choice of a rung depends on."""
         return dims
@@ -173,6 +176,7 @@ class Unit:
         if again is not None:
             return Call(self, dims, []).on(again)
         self.session.arrives(self)
+        self.comes(dims)
         situation = self.situation(dims)
         call = self.chosen.get(situation)
         is_new = call is None

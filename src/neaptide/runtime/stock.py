@@ -16,6 +16,8 @@ LARGE = 1000
 """Ops from which on programs are made ahead."""
 AS_FAST = 0.015
 """The share of a step's time by which programs made ahead differ, and by which a new size may be slower to have one at once."""
+PATIENT = 2
+"""How often a size runs a program that was made for others; then it gets its own."""
 MOST = 16
 """How many programs are made ahead at most."""
 
