@@ -7,6 +7,7 @@ import random
 import resource
 import subprocess
 import sys
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -139,6 +140,27 @@ def test_gradients_from_before_the_step_are_put_back() -> None:
         return [p.grad for p in model.parameters() if p.grad is not None]
 
     assert all(map(torch.equal, run(True), run(False)))
+
+
+def test_gradients_that_a_step_lets_go_of_are_gone_while_it_runs_and_there_again_if_it_is_repeated() -> None:
+    model = Model()
+    model.register_parameter("wide", nn.Parameter(torch.zeros(1 << 19)))
+    handle = neaptide.compile(model, budget="1GiB")
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before = [weakref.ref(parameter.grad) for parameter in model.parameters()]
+    found: list[bool] = []
+
+    def closure() -> None:
+        found.append(all(p.grad is not None and bool((p.grad == 1).all()) for p in model.parameters()))
+        model.zero_grad()
+        assert all(reference() is None for reference in before)
+        model(BATCHES[0]).backward()
+        if len(found) < 3:
+            raise torch.OutOfMemoryError("twice")
+
+    handle.step(closure)
+    assert found == [True, True, True]
 
 
 def test_what_the_cpu_allocator_says_is_understood() -> None:

@@ -8,7 +8,9 @@ all of it. Each time the plan is tightened by what was seen; where nothing small
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -106,7 +108,7 @@ class _Before:
         self._states = {device: generator.state(device) for device in devices if device != "meta"}
         self._buffers = [(b, b.clone()) for module in modules for b in module.buffers()]
         self._store = away.Store()
-        self._gradients = [(p, p.grad, self._copy(str(number), p.grad)) for number, p in enumerate(parameters)]
+        self._gradients = [(p, self._copy(str(number), p.grad)) for number, p in enumerate(parameters)]
 
     def parameters_are_untouched(self) -> bool:
         """Whether the optimizer has not begun: a half-done update cannot be put back."""
@@ -118,18 +120,20 @@ class _Before:
             generator.restore(state, device)
         for buffer, held in self._buffers:
             buffer.copy_(held)
-        for parameter, gradient, copy in self._gradients:
-            if gradient is not None and copy is not None:
-                gradient.copy_(copy())
-            parameter.grad = gradient
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient()
 
-    def _copy(self, name: str, gradient: torch.Tensor | None) -> Callable[[], torch.Tensor] | None:
-        """Gradients that are to be added to are as large as the parameters: they are sent away, where that can be."""
+    def _copy(self, name: str, gradient: torch.Tensor | None) -> Callable[[], torch.Tensor | None]:
+        """Has a gradient as it was. They are as large as the parameters: copies are sent away, where that can be, and what the
+        step lets go of is gone meanwhile."""
         if gradient is None:
-            return None
+            return lambda: None
+        itself = weakref.ref(gradient)
         dense = gradient.layout is torch.strided and gradient.is_contiguous()
         if not dense or not away.takes(gradient.device) or gradient.nbytes < away.SMALL:
             held = gradient.clone()
-            return lambda: held
-        self._store.send(name, gradient)
-        return lambda: self._store.fetch(name, None)
+            fetch = held.clone
+        else:
+            self._store.send(name, gradient)
+            fetch = partial(self._store.fetch, name, None)
+        return lambda: fetch() if (there := itself()) is None else there.copy_(fetch())
