@@ -122,7 +122,8 @@ def prepare(name: str, way: str) -> tuple[Callable[[], None], int]:
         enable()
     if kind in BACKENDS or figure == "inductor":
         torch._functorch.config.activation_memory_budget = float(figure) if kind in BACKENDS else 1.0
-        call = torch.compile(model, backend=BACKENDS.get(kind, figure))
+        alone: Any = {"isolate_recompiles": True}  # another model of the same form would be given this one's code
+        call = torch.compile(model, backend=BACKENDS.get(kind, figure), **alone)
     step = _step(call, model, inputs)
     for _ in range(WARM):
         step()

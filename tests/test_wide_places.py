@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ from torch.nn import functional as F
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 import neaptide
+from neaptide.emit import emit_backward
+from neaptide.runtime.training import Training
+from neaptide.runtime.version import Crossing
 
 WIDTH, WORDS = 64, 300
 
@@ -94,6 +98,46 @@ def test_a_state_that_something_flows_back_from_too() -> None:
     for backward in (of_loss, of_loss, of_both, of_loss, of_both):
         assert_close(*(gradients(each, lambda each=each, backward=backward: backward(each)) for each in (model, plain)))
     handle.release()
+
+
+class Reader(nn.Module):
+    """Blocks that read another input too: that it has as many rows is only said by the products of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(Block(0.0) for _ in range(2))
+        self.ask, self.tell = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        for block in self.blocks:
+            q, k = _heads(self.ask(x)), _heads(self.tell(other))
+            read = torch.bmm(torch.bmm(q, k.transpose(1, 2)).softmax(-1), k)
+            x = block(x + read.unflatten(0, (-1, 4)).transpose(1, 2).flatten(2))
+        return x.square().mean()
+
+
+def _heads(x: Tensor) -> Tensor:
+    batch, rows, _ = x.shape
+    return x.view(batch, rows, 4, -1).transpose(1, 2).reshape(batch * 4, rows, -1)
+
+
+def test_a_size_that_comes_in_twice_is_known_to_every_backward() -> None:
+    model = Reader()
+    plain = copy.deepcopy(model)
+    handle = neaptide.compile(model, budget="min", offload=False)
+    for rows in (3, 2):
+        given = torch.randn(rows, 1536, WIDTH), torch.randn(rows, 77, WIDTH)
+        assert_close(*(gradients(each, lambda each=each, given=given: each(*given).backward()) for each in (model, plain)))
+    assert handle.stats.captures == 1
+    (unit,) = handle._session.units
+    assert isinstance(unit, Training)
+    assert len(unit.graph.free_inputs) > len(unit.graph.sizes.symbols)
+    assert len(unit._versions) == 2
+    for version in unit._versions:  # also where all is made again, with whatever sizes that takes
+        program = version.program(Crossing(version, frozenset()), unit.graph.mutated, unit._absent)
+        assert program is not None
+        assert emit_backward(program, replace(version.slots(unit.slots), sizes=())).source
 
 
 def test_exact_forbids_it_and_gives_the_same_bits() -> None:

@@ -66,8 +66,7 @@ def emit_backward(program: Program, slots: Slots, fuse: Fuse | None = None) -> E
     piece = Writer(graph, fuse)
     piece.take_store(program)
     piece.dims = [piece.graph.placeholder(f"size_{symbol.name}") for symbol in graph.sizes.symbols]
-    places = zip(graph.places, piece.dims, strict=True)
-    piece.names.update((graph.inputs[position], size) for (position, dim), size in places if dim is None)
+    piece.names.update((value, piece.dims[number]) for value, number in graph.free_inputs.items())
     piece.take(slots.sizes)
     for mark in slots.marks:
         if mark is None:

@@ -149,6 +149,14 @@ class Graph:
         return tuple(found[s.name] for s in self.sizes.symbols)
 
     @cached_property
+    def free_inputs(self) -> Mapping[int, int]:
+        """The inputs that are free sizes, and which: one size may come in more than once."""
+        order = {s.name: number for number, s in enumerate(self.sizes.symbols)}
+        numbers = ((v, self.values[v].fake) for v in self.inputs)
+        names = ((v, str(fake.node.expr)) for v, fake in numbers if isinstance(fake, torch.SymInt))
+        return {v: order[name] for v, name in names if name in order}
+
+    @cached_property
     def held(self) -> tuple[int, ...]:
         """For each storage the index of what it takes on the graph's device: nothing for one that is elsewhere."""
         return tuple(s.size if s.device == self.device else self.nothing for s in self.storages)
