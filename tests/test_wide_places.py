@@ -140,6 +140,22 @@ def test_a_size_that_comes_in_twice_is_known_to_every_backward() -> None:
         assert emit_backward(program, replace(version.slots(unit.slots), sizes=())).source
 
 
+def test_a_choice_that_the_slots_have_no_place_for_is_refused() -> None:
+    x = torch.randn(2, 1024, WIDTH)
+    model = Stack()
+    handle = neaptide.compile(model, budget="min", offload=False)
+    model(x).backward()
+    (unit,) = handle._session.units
+    assert isinstance(unit, Training)
+    wide = unit._versions[-1]
+    choice = Crossing(wide, frozenset(v for v in wide.own(unit._keeps["nothing"]) if v not in wide.again))
+    assert unit._letting(choice) is not None
+    unit._tight.clear()
+    kept = wide.theirs(choice.keep)
+    unit.slots = replace(unit.slots, tensors=tuple(None if v in kept else v for v in unit.slots.tensors))
+    assert unit._letting(choice) is None
+
+
 def test_exact_forbids_it_and_gives_the_same_bits() -> None:
     x = torch.randn(2, 1024, WIDTH)
     model = Stack()

@@ -191,7 +191,7 @@ class Choosing(Unit):
         about = (crossing, self._added)
         if about not in self._tight:
             version = crossing.version
-            expected = version.program(crossing, self._changing, self._absent, self._added)
+            expected = self.program_of(crossing, self._changing, self._absent, self._added)
             if expected is None:
                 return None
             traced = version.graph is self.graph
@@ -201,6 +201,18 @@ class Choosing(Unit):
             if not traced:
                 self._origins[rung.number] = (crossing, self._changing)
         return self._tight[about]
+
+    def program_of(
+        self, crossing: Crossing, changing: Collection[int], absent: frozenset[int], added: frozenset[int] = frozenset()
+    ) -> Program | None:
+        """The program of a choice; None where there is none, or it would carry what the slots have no place for."""
+        version = crossing.version
+        program = version.program(crossing, changing, absent, added) if version.serves(absent) else None
+        if program is None or version.graph is self.graph:
+            return program
+        slots = version.slots(self.slots)
+        places = {*slots.tensors, *slots.sizes, *version.graph.free_inputs}
+        return program if places.issuperset(program.saved) and set(slots.marks).issuperset(program.marks) else None
 
     def _usual(self, program: Program, absent: frozenset[int], added: frozenset[int] = frozenset()) -> Program:
         """A program for a backward that lacks some tangents and adds some gradients to what is there."""

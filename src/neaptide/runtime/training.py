@@ -157,7 +157,7 @@ class Training(Choosing):
         crossing, changing = origin
         if as_expected:
             return crossing.version, rung.usual
-        program = crossing.version.program(crossing, changing, absent) if crossing.version.serves(absent) else None
+        program = self.program_of(crossing, changing, absent)
         if program is not None:
             return crossing.version, program
         return traced, self._usual(as_traced(crossing, changing), absent)
