@@ -20,14 +20,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, repeat
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common.asking import try_to_ask  # noqa: E402
+from benchmarks.common.asking import AskError, ask_each, try_to_ask  # noqa: E402
 
 NAMES = ("gpt2", "gpt2-eager", "llama", "bert", "vit", "unet")
 SHARES = (1.0, 0.7, 0.5, 0.3, 0.1, 0.0)
@@ -226,9 +226,9 @@ def budgets(name: str, size: float) -> Row:
     return {"plain": plain, "least": least, "found": found, "below": below}
 
 
-def turns(name: str, kind: str, pairs: int, beside: Sequence[tuple[str, int | str | None]]) -> Row:
+def turns(name: str, kind: str, pairs: int, beside: Sequence[tuple[str, int | str | None]]) -> Iterator[Row]:
     """Seconds of the steps of each of the other ways and of ours inside a budget, in turns."""
-    own, found = Ours(name, kind), []
+    own = Ours(name, kind)
     known: dict[str, Callable[[], None]] = {}
     for way, budget in beside:
         step = known[way] = known.get(way) or prepare(name, way)[0]
@@ -239,8 +239,7 @@ def turns(name: str, kind: str, pairs: int, beside: Sequence[tuple[str, int | st
                 begin = time.perf_counter()
                 run()
                 seconds[who].append(time.perf_counter() - begin)
-        found.append(seconds)
-    return {"found": found}
+        yield seconds
 
 
 def rows_of(name: str, pairs: int, others: Sequence[str] = THEIRS) -> Iterator[Row]:
@@ -269,10 +268,17 @@ def rows_beside(name: str, kind: str, pairs: int, beside: Sequence[tuple[str, in
     peaks = asked("ours", name, kind, [budget for _, budget in beside])
     rows = peaks.get("found") or [peaks] * len(beside)
     todo = [pair for pair, row in zip(beside, rows, strict=True) if "failed" not in row]
-    told = asked("turns", name, kind, pairs, todo, measuring=False) if pairs and todo else {"found": [{}] * len(todo)}
-    seconds = iter(told.get("found") or [told] * len(todo))
+    seconds = timed(name, kind, pairs, todo) if pairs and todo else repeat({})
     for row in rows:
         yield row if "failed" in row else {**row, "seconds": next(seconds)}
+
+
+def timed(*args: Any) -> Iterator[Row]:
+    """Seconds beside each of the others as soon as they are there; or why there are none, or no more."""
+    try:
+        yield from ask_each(__file__, "--case", json.dumps(["turns", *args]), measuring=False)
+    except AskError as failed:
+        yield from repeat({"failed": str(failed)})
 
 
 def asked(case: str, *args: Any, measuring: bool = True) -> Row:
@@ -320,7 +326,7 @@ def held_line(row: Row) -> str:
     return f"{begin}{figures}  {'says what is smallest' if row['below'] else 'NO ERROR BELOW'}"
 
 
-CASES: dict[str, Callable[..., Row]] = {"theirs": theirs, "ours": ours, "turns": turns, "budgets": budgets}
+CASES: dict[str, Callable[..., Row | Iterator[Row]]] = {"theirs": theirs, "ours": ours, "turns": turns, "budgets": budgets}
 
 
 def main() -> None:
@@ -335,7 +341,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.case:
         case, *args = json.loads(options.case)
-        print(json.dumps(CASES[case](*args)))
+        told = CASES[case](*args)
+        for row in [told] if isinstance(told, dict) else told:
+            print(json.dumps(row), flush=True)
         return
     heads = HEADS
     if options.budgets:
