@@ -164,7 +164,8 @@ def main() -> None:
         print(json.dumps(CASES[case](*args)))
         return
     heads = ("eager", "traced", "ours", "bound", "of it", "/eager", "/traced")
-    print(f"{'MB':<22}{'ops':>5}{''.join(f'{head:>9}' for head in heads)}{'search s':>10}{'eager ran':>10}{'traced':>9}{'ours':>9}")
+    ran = f"{'eager ran':>10}{'traced':>9}{'ours':>9}"
+    print(f"{'MB':<22}{'ops':>5}{''.join(f'{head:>9}' for head in heads)}{'search s':>10}{ran}")
     found = []
     for name in options.only.split(";"):
         found.append(row_of(name))

@@ -1,9 +1,9 @@
 """Would more starting points find better plans? What PyTorch's own partitioner saves at each of its budgets, beside ours.
 
-For each of the models of remat.py, the joint graph's partition is asked for at every `activation_memory_budget` (in seconds: what
-that takes), and judged by our timeline: its peak beyond what is there anyway, and what it recomputes, as a share of a step.
-Beside it the fastest of our choices that stays inside that peak, which were sought without it; nothing runs in parts or is
-sent away. Nothing is executed but the step that captures the graph.
+For each of the models of remat.py, the joint graph's partition is asked for at every `activation_memory_budget` (in seconds:
+what that takes), and judged by our timeline: its peak beyond what is there anyway, and what it recomputes, as a share of a
+step. Beside it the fastest of our choices that stays inside that peak, which were sought without it; nothing runs in parts or
+is sent away. Nothing is executed but the step that captures the graph.
 
     python benchmarks/seeds.py [--only gpt2,unet] [--json seeds.json]
 """

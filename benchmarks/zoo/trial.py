@@ -116,14 +116,15 @@ def beyond_lent(plan: neaptide.Plan) -> int:
     return plan.peak - sum(plan.parts.get(kind, 0) for kind in LENT)
 
 
-def apart(made: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
-    """The largest difference as a share of the scale of what is expected; infinite where shapes, types or infinities differ."""
+def apart(made: list[torch.Tensor], expected: list[torch.Tensor], least: float = 1e-30) -> float:
+    """The largest difference as a share of the scale of what is expected, or of a `least` scale; infinite where shapes, types
+    or infinities differ."""
     if [(t.shape, t.dtype) for t in made] != [(t.shape, t.dtype) for t in expected]:
         return float("inf")
-    return max((_distance(a, b) for a, b in zip(made, expected, strict=True)), default=0.0)
+    return max((_distance(a, b, least) for a, b in zip(made, expected, strict=True)), default=0.0)
 
 
-def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+def _distance(a: torch.Tensor, b: torch.Tensor, least: float) -> float:
     if not b.is_floating_point():
         return 0.0 if torch.equal(a, b) else float("inf")
     finite = b.isfinite()
@@ -131,7 +132,7 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
         return float("inf")
     if not finite.any():
         return 0.0
-    return ((a[finite] - b[finite]).abs().max() / b[finite].abs().max().clamp_min(1e-30)).item()
+    return ((a[finite] - b[finite]).abs().max() / b[finite].abs().max().clamp_min(least)).item()
 
 
 def tensors(output: Any) -> Iterator[torch.Tensor]:
