@@ -4,9 +4,10 @@ Each model runs in a process of its own, with random weights and attention writt
 far the results are from the plain model's (as a share of their scale) at two sizes with one handle, and how much of the
 activations is saved: of the predicted peak less parameters, buffers and inputs. A row that fails says what failed.
 
-With `--train` a step of training instead: how far its gradients and statistics are from plain PyTorch's, with dropout on.
+With `--train` a step of training instead: how far its gradients and statistics are from plain PyTorch's, with dropout on. With
+`--adapt` that step eagerly, with no capture, with the least memory, with half of what can be saved, and after `release()`.
 
-    python benchmarks/models.py [--only gpt2,unet] [--train] [--json models.json]
+    python benchmarks/models.py [--only gpt2,unet] [--train | --adapt] [--json models.json]
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ COLUMNS = (
 QUIET = {"TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
 
 
-def row_of(name: str, limit: float, train: bool) -> dict[str, Any]:
+def row_of(name: str, limit: float, kind: str) -> dict[str, Any]:
     """The row of one model, from a process of its own."""
     begin = time.perf_counter()
-    told = try_to_ask(__file__, "--trial", name, *(["--train"] if train else []), measuring=False, limit=limit, **QUIET)
+    told = try_to_ask(__file__, "--trial", name, f"--{kind}", measuring=False, limit=limit, **QUIET)
     return {"name": name, **told, "took": time.perf_counter() - begin}
 
 
@@ -57,7 +58,7 @@ def cells(row: dict[str, Any]) -> list[str]:
         value = row.get(key)
         return "" if value is None else format(value / scale if form else value, form)
 
-    remarks = [row["failed"]] if row.get("failed") else []
+    remarks = [row[key] for key in ("failed", "remark") if row.get(key)]
     if row.get("unlisted"):
         remarks.append("whole: " + ", ".join(op.removeprefix("aten.") for op in row["unlisted"]))
     if row.get("fixed_sizes"):
@@ -85,7 +86,11 @@ def table(rows: list[dict[str, Any]]) -> Any:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(ZOO), help="models, with commas")
-    parser.add_argument("--train", action="store_true", help="a step of training instead of inference")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--infer", dest="kind", action="store_const", const="infer", help="inference (what it does anyway)")
+    kinds.add_argument("--train", dest="kind", action="store_const", const="train", help="a step of training instead")
+    kinds.add_argument("--adapt", dest="kind", action="store_const", const="adapt", help="an eager step under adapt instead")
+    parser.set_defaults(kind="infer")
     parser.add_argument("--limit", type=float, default=300, help="seconds that a model may take")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rows there, after each of them")
     parser.add_argument("--trial", help=argparse.SUPPRESS)
@@ -98,10 +103,11 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     options = parse()
     if options.trial:
+        from benchmarks.zoo.adapting import try_adapting
         from benchmarks.zoo.training import try_training
         from benchmarks.zoo.trial import try_out
 
-        print(json.dumps((try_training if options.train else try_out)(options.trial)))
+        print(json.dumps({"infer": try_out, "train": try_training, "adapt": try_adapting}[options.kind](options.trial)))
         return 0
     from rich.console import Console
 
@@ -109,9 +115,9 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     names = options.only.split(",")
     for number, name in enumerate(names, 1):
-        row = row_of(name, options.limit, options.train)
+        row = row_of(name, options.limit, options.kind)
         rows.append(row)
-        said = row.get("failed") or f"saves {row['saved']:.1%}, {max(row['apart']):.0e} apart"
+        said = row.get("failed") or f"saves {row['saved']:.1%}, {max(row['apart'], default=0.0):.0e} apart"
         progress.print(f"{number}/{len(names)} {name}: {said} ({row['took']:.0f} s)", markup=False, soft_wrap=True)
         if options.json:
             options.json.write_text(json.dumps(rows, indent=1) + "\n")

@@ -31,23 +31,23 @@ def _row(name: str, row: dict[str, Any]) -> None:
     entry = ZOO[name]
     model = entry.model().train()
     start = copy.deepcopy(model.state_dict())
-    expected = [_gradients(entry, model, start, size) for size in entry.sizes]
+    expected = [gradients(entry, model, start, size) for size in entry.sizes]
     row["step"] = "min"
     handle = neaptide.compile(model, budget="min")
     row["apart"] = []
     plan = None
     for size, plain in zip(entry.sizes, expected, strict=True):
-        row["apart"].append(_apart(_gradients(entry, model, start, size), plain))
+        row["apart"].append(differs(gradients(entry, model, start, size), plain))
         plan = plan or handle.plan
     assert plan is not None
     row |= {"least": _beyond(plan), **planned(handle, plan), "step": "no budget"}
     handle._session.replan(Budget())
-    row["whole_apart"] = _apart(_gradients(entry, model, start, entry.sizes[0]), expected[0])
+    row["whole_apart"] = differs(gradients(entry, model, start, entry.sizes[0]), expected[0])
     row["whole"] = _beyond(handle.plan)
     row["saved"] = 1 - row["least"] / max(row["whole"], 1)
 
 
-def _apart(made: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+def differs(made: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
     """How far gradients are apart, where some of them are zero but for rounding (those of a key's bias)."""
     scales = [t.abs().max().item() for t in expected if t.is_floating_point() and t.numel()]
     return apart(made, expected, max(ROUNDED * max(scales, default=0.0), 1e-30))
@@ -58,7 +58,7 @@ def _beyond(plan: neaptide.Plan) -> int:
     return beyond_lent(plan) - plan.parts.get("gradient", 0)
 
 
-def _gradients(entry: Entry, model: nn.Module, start: dict[str, Any], size: Any) -> list[torch.Tensor]:
+def gradients(entry: Entry, model: nn.Module, start: dict[str, Any], size: Any) -> list[torch.Tensor]:
     """The gradients of a step, and the statistics after it."""
     model.load_state_dict(start)
     model.zero_grad(set_to_none=True)

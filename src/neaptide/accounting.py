@@ -7,7 +7,7 @@ storage lives until its last alias dies, which a weak reference to it tells.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
@@ -61,6 +61,8 @@ class Accounting(TorchDispatchMode):
         self.steps = ["start"]
         self.entries: list[Entry] = []
         self.backward = False
+        self.reads: Callable[[Entry], None] | None = None
+        """Told of each storage that an op of a backward reads."""
         self._alive: dict[int, tuple[Entry, weakref.ref[Any]]] = {}
         self._threads = torch.get_num_threads()
         self._sums: list[tuple[Entry, Entry]] = []
@@ -88,7 +90,9 @@ class Accounting(TorchDispatchMode):
         self.steps.append(f"{name} ({path})" if path else name)
         step = len(self.steps) - 1
         for tensor in tensors_in(args):
-            self._see(tensor, "other", "other", 0, "", "")
+            entry = self._see(tensor, "other", "other", 0, "", "")
+            if self.backward and self.reads is not None and entry is not None:
+                self.reads(entry)
         out = self._run(func, args, kwargs)
         hidden = self.values.take_hidden()
         if is_listed(func):

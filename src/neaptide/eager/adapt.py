@@ -111,7 +111,7 @@ class Adapter:
         """The plan of a call that is not made, and what it makes again of all that blocks can (in time); None where the step
         would have to be looked at for real first."""
         args, kwargs = split_inputs(inputs)
-        self.planner.together, self.planner.holds = 1, True
+        self.planner.together, self.planner.held = 1, None
         _, base, found, _ = self.planner.plan(args, kwargs, 0, 0)
         if found is None:
             return None
@@ -227,7 +227,7 @@ class Adapter:
         """The backward of a call begins, or will never come."""
         if pending in self._pending:
             self.planner.together = max(self.planner.together or 0, len(self._pending))
-            self.planner.holds = pending.is_held or bool(self.planner.holds)
+            self.planner.held = pending.held | (self.planner.held or frozenset())
             self._pending.remove(pending)
 
     def _block(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -87,7 +87,7 @@ class Weighed:
     def _takes(self, call: CallFigures) -> tuple[tuple[Take, ...], tuple[Way, ...]]:
         """The ways to run a call; calls that differ in nothing but what is there when their backward begins share them."""
         key = (call.name if not call.is_block else call.alike, call.entry, call.kept, call.saved, call.plain, call.again)
-        key += (call.forward, call.back)
+        key += (call.forward, call.back, call.given)
         found = self._shared.get(key)
         if found is None:
             pairs = list(_ways(call, self._rates))
@@ -121,7 +121,7 @@ def _ways(call: CallFigures, rates: Rates) -> Sequence[tuple[Take, Way]]:
     back = max(call.back, call.again)
     found = [
         (Take(plain, call.back, call.kept + call.saved), KEEP),
-        (Take(forward, back, call.kept, whole), FULL),
+        (Take(forward, back + call.given, call.kept + call.given, whole), FULL),
     ]
     if rates.only_whole:
         return found
@@ -132,7 +132,7 @@ def _ways(call: CallFigures, rates: Rates) -> Sequence[tuple[Take, Way]]:
         take = Take(call.entry + one.plain, one.back, kept, seconds)
         found.append((take, Way("parts", one.parts)))
     if rates.selective and 0 < call.products < call.saved:
-        take = Take(plain, back + call.unsaved, call.kept + call.products, whole * POINTWISE)
+        take = Take(plain, back + call.unsaved + call.given, call.kept + call.products + call.given, whole * POINTWISE)
         found.append((take, SELECTIVE))
     if rates.away is not None and call.small < call.saved:
         take = Take(forward + call.small, call.back, call.kept + call.small, rates.away * (call.saved - call.small))

@@ -98,7 +98,7 @@ class Pending:
 
     def __init__(self, kept: int, output: Any, over: Callable[[Pending], None]) -> None:
         self.kept = kept
-        self._large = [weakref.ref(t) for t in tensors_in(output) if t.dim()]
+        self._large = [(number, weakref.ref(t)) for number, t in enumerate(tensors_in(output)) if t.dim()]
         for node in {t.grad_fn for t in tensors_in(output) if t.grad_fn is not None}:
             node.register_prehook(lambda _: over(self))
             token = _Token()
@@ -107,9 +107,9 @@ class Pending:
             weakref.finalize(token, over, self)
 
     @property
-    def is_held(self) -> bool:
-        """Whether someone holds what the model gave, beside its loss."""
-        return any(reference() is not None for reference in self._large)
+    def held(self) -> frozenset[int]:
+        """Which of the tensors that the model gave, beside its loss, someone holds."""
+        return frozenset(number for number, reference in self._large if reference() is not None)
 
 
 class _Token:

@@ -21,13 +21,14 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from neaptide._torch import autograd_sequence, current_autograd_node
-from neaptide.accounting import Accounting, Entry, storages
+from neaptide.accounting import Accounting, Entry, storages, tensors_in
 from neaptide.allocator import allocated
 from neaptide.eager.blocks import Unit
 from neaptide.eager.strengths import KEPT_OPS, checkpointed
 
 FORWARD, AGAIN, BACKWARD = 0, 1, 2
 GRADIENT, OUTPUT = 1, 2
+"""What a storage is beside that: a gradient that stays, or the first output of the model; others have the numbers after it."""
 WHOLE = -1
 LATE = 1 << 62
 """Numbers from here on are of autograd's nodes that add up gradients: they run as soon as they can."""
@@ -42,6 +43,8 @@ class Seen:
     place: int
     speaks: int
     """The place of the call that speaks for it: its own, or that of one that is alike."""
+    given: list[Entry | None] = field(default_factory=list)
+    """The storages of its tensor arguments, in order."""
     results: list[Entry] = field(default_factory=list)
     again: list[Entry] = field(default_factory=list)
     parts: list[list[Entry]] = field(default_factory=list)
@@ -57,6 +60,8 @@ class Trail:
         self.place_now = 0
         self.accounting: Accounting | None = None
         """Who is told whether an op is autograd's own."""
+        self.reads: dict[int, set[tuple[int, int]]] = {}
+        """Of storages that ops of a backward read: the places and parts of those ops."""
         self._inside: list[tuple[int, int, int]] = []
         self._numbers: list[int] = []
         self._places: list[tuple[int, int]] = []
@@ -81,6 +86,10 @@ class Trail:
 
     def line(self) -> str:
         return ""
+
+    def read(self, entry: Entry) -> None:
+        """The op at hand, autograd's own, reads a storage."""
+        self.reads.setdefault(id(entry), set()).add((self.marks[-1][0], self.marks[-1][2]))
 
     def goes_on(self, place: int, part: int = WHOLE) -> None:
         """From here on, ops of a forward are of another place."""
@@ -111,6 +120,7 @@ class Observer:
     def __init__(self, real: bool) -> None:
         self.trail = Trail()
         self.accounting = self.trail.accounting = Accounting(where=self.trail, real=real)
+        self.accounting.reads = self.trail.read
         self._stands_in = not real
         self._known: dict[Any, tuple[Seen, list[Any], Any]] = {}
 
@@ -121,6 +131,7 @@ class Observer:
         known = self._known.get(key)
         place = trail.place_now = 2 * len(trail.calls) + 1
         seen = Seen(unit, place, place if known is None else known[0].place)
+        seen.given = [next(self.accounting.entries_of(tensor), None) for tensor in tensors_in((args, kwargs))]
         trail.calls.append(seen)
 
         def around(repeats: bool, call: Callable[[], Any]) -> Any:
@@ -157,9 +168,9 @@ class Observer:
             seen.parts[number] += self.accounting.entries_of(result)
         return result
 
-    def record(self, turn: int, gradients: Iterable[torch.Tensor | None], outputs: Iterable[Entry] = ()) -> Record:
+    def record(self, turn: int, gradients: Iterable[torch.Tensor | None], outputs: Iterable[Entry | None] = ()) -> Record:
         """All that was seen; the backward began at step `turn`, and left these gradients; the model gave these `outputs`."""
-        mine = {id(entry): OUTPUT for entry in outputs}
+        mine = {id(entry): OUTPUT + number for number, entry in enumerate(outputs) if entry is not None}
         mine |= {id(entry): GRADIENT for entry in self.accounting.entries_of(list(gradients))}
         places = [self.trail.marks[entry.born] for entry in self.accounting.entries]
         self.accounting.settle()  # which moves the births of some, not where they belong
@@ -174,12 +185,16 @@ class Record:
 
     marks: np.ndarray
     lives: np.ndarray
-    """(storages, 8): born, dies, place, phase, part, is a gradient (2: an output of the model), is a result (2: of a
+    """(storages, 8): born, dies, place, phase, part, is a gradient (2 and more: an output of the model), is a result (2: of a
     repeated run; 3: of a part), is kept."""
     asked: np.ndarray
     turn: int
     calls: tuple[tuple[str, int, int, tuple[str, ...]], ...]
     """Of each call: the block's name, its number of likeness, the place that speaks for it, its parts."""
+    given: tuple[tuple[int, ...], ...]
+    """Of each call: the storages of its tensor arguments, in order; -1 for what was there before the step."""
+    reads: np.ndarray
+    """(reads, 3): a storage, the place and part of autograd's ops that read it."""
     device: str = "cpu"
 
     def is_like(self, other: Record) -> bool:
@@ -187,13 +202,15 @@ class Record:
         return (
             self.turn == other.turn
             and self.calls == other.calls
+            and self.given == other.given
+            and np.array_equal(self.reads, other.reads)
             and np.array_equal(self.lives, other.lives)
             and np.array_equal(self.marks, other.marks)
         )
 
     def to_json(self) -> dict[str, Any]:
-        arrays = {name: getattr(self, name).tolist() for name in ("marks", "lives", "asked")}
-        return {**arrays, "turn": self.turn, "calls": self.calls, "device": self.device}
+        arrays = {name: getattr(self, name).tolist() for name in ("marks", "lives", "asked", "reads")}
+        return {**arrays, "turn": self.turn, "calls": self.calls, "given": self.given, "device": self.device}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Record:
@@ -201,9 +218,13 @@ class Record:
         marks = np.array(data["marks"], dtype=np.int64).reshape(-1, 3)
         lives = np.array(data["lives"], dtype=np.int64).reshape(-1, 8)
         asked = np.array(data["asked"], dtype=np.int64)
-        if len(asked) != len(lives) or (len(lives) and lives[:, :2].max() > len(marks) + 1):
+        reads = np.array(data["reads"], dtype=np.int64).reshape(-1, 3)
+        given = tuple(tuple(map(int, storages)) for storages in data["given"])
+        known = [storage for call in given for storage in call] + reads[:, 0].tolist()
+        fits = len(asked) == len(lives) and len(given) == len(calls) and max(known, default=-1) < len(lives)
+        if not fits or (len(lives) and lives[:, :2].max() > len(marks) + 1):
             raise ValueError("its arrays do not fit each other")
-        return Record(marks, lives, asked, int(data["turn"]), calls, str(data["device"]))
+        return Record(marks, lives, asked, int(data["turn"]), calls, given, reads, str(data["device"]))
 
     def taken(self, asked: np.ndarray | None = None) -> np.ndarray:
         """Bytes that storages take, of those asked for here or other ones."""
@@ -220,18 +241,24 @@ def _record(
     results |= {id(e): 3 for seen in trail.calls for part in seen.parts for e in part}
     results |= {id(e): 2 for seen in trail.calls for e in seen.again}
     rows, asked = [], []
+    numbers: dict[int, int] = {}
     for entry, at in zip(accounting.entries, places, strict=True):
         if entry.born == 0 or entry.born >= end:
             continue
         dies = end if entry.dies < 0 else min(entry.dies, end)
         told = (stay.get(id(entry), 0), results.get(id(entry), 0), entry.name in KEPT_NAMES and entry.kind != "workspace")
+        numbers[id(entry)] = len(rows)
         rows.append((entry.born, dies, *at, *map(int, told)))
         asked.append(entry.asked)
     calls = tuple(
         (seen.unit.name, seen.unit.alike, seen.speaks, tuple(part.name for part in seen.unit.parts)) for seen in trail.calls
     )
     lives = np.array(rows, dtype=np.int64).reshape(-1, 8)
-    return Record(np.array(trail.marks[:end], dtype=np.int64), lives, np.array(asked, dtype=np.int64), turn, calls)
+    given = tuple(tuple(-1 if e is None else numbers.get(id(e), -1) for e in seen.given) for seen in trail.calls)
+    reads = sorted((numbers[key], *at) for key, places in trail.reads.items() if key in numbers for at in places)
+    told_reads = np.array(reads, dtype=np.int64).reshape(-1, 3)
+    marks = np.array(trail.marks[:end], dtype=np.int64)
+    return Record(marks, lives, np.array(asked, dtype=np.int64), turn, calls, given, told_reads)
 
 
 def _form(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

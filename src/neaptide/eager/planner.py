@@ -68,8 +68,8 @@ class Planner:
         """Bytes that are there while a batch is split."""
         self.together: int | None = None
         """How many calls were under way at once when a backward began; None before the first."""
-        self.holds: bool | None = None
-        """Whether the caller holds the model's outputs through the backward; None before the first."""
+        self.held: frozenset[int] | None = None
+        """Which of the model's outputs the caller holds through the backward; None (all of them) before the first."""
         self._families: dict[Any, Family] = {}
         self._resident: tuple[Any, int] = (None, 0)
         self._stepping: int | None = None
@@ -98,7 +98,7 @@ class Planner:
         situation = situation_of(args, kwargs, self.ledger.accumulates)
         family = self.family(situation)
         base = self._base(args, kwargs)
-        key = (situation.shapes, situation.accumulates, base, there, self.together, self.holds)
+        key = (situation.shapes, situation.accumulates, base, there, self.together, self.held)
         found = family.choices.get(key)
         figures = None if found is not None else self._predict(family, situation)
         if found is None and figures is None:
@@ -126,7 +126,7 @@ class Planner:
         return limit is None or there + choice.level <= limit - self.margin
 
     def _predict(self, family: Family, situation: Situation) -> Figures | None:
-        return family.predictor.predict(situation.shapes, situation.accumulates, self.holds is not False)
+        return family.predictor.predict(situation.shapes, situation.accumulates, self.held)
 
     def _look(
         self, family: Family, predictor: DryRun, situation: Situation, args: tuple, kwargs: dict[str, Any]

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from scipy.optimize import nnls
 
-from neaptide.eager.figures import CallFigures, Figures, PartWay, Reading
+from neaptide.eager.figures import CallFigures, Figures, Held, PartWay, Reading
 from neaptide.eager.observe import Record
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -37,7 +37,7 @@ class Predictor(Protocol):
     kind: str
     why: str
 
-    def predict(self, shapes: Shapes, accumulates: bool, holds: bool = True) -> Figures | None:
+    def predict(self, shapes: Shapes, accumulates: bool, held: Held = None) -> Figures | None:
         """The figures at a size; None where it has to be looked at."""
         ...
 
@@ -130,12 +130,12 @@ class DryRun:
         if len(self._records) > 1:
             self._model = _Expressions(self._records)
 
-    def predict(self, shapes: Shapes, accumulates: bool, holds: bool = True) -> Figures | None:
+    def predict(self, shapes: Shapes, accumulates: bool, held: Held = None) -> Figures | None:
         known = self._records.get(shapes)
         if known is not None and self._reading is not None:
             reading = self._reading if not self._mixed else Reading(known)
-            return reading.figures(known.taken(), accumulates, holds=holds)
-        return self._predicted(shapes, accumulates, holds) if self._trusted and not self._mixed else None
+            return reading.figures(known.taken(), accumulates, held=held)
+        return self._predicted(shapes, accumulates, held) if self._trusted and not self._mixed else None
 
     def to_json(self) -> dict[str, Any]:
         """The steps that were looked at; those that are not like the first are left out."""
@@ -162,12 +162,12 @@ class DryRun:
         made._trusted, made._mixed, made.error = bool(data["trusted"]), bool(data["mixed"]), float(data["error"])
         return made
 
-    def _predicted(self, shapes: Shapes, accumulates: bool, holds: bool = True) -> Figures | None:
+    def _predicted(self, shapes: Shapes, accumulates: bool, held: Held = None) -> Figures | None:
         asked = None if self._model is None else self._model.asked(shapes)
         if asked is None or self._reading is None:
             return None
         taken = self._reading.record.taken(asked)
-        return self._reading.figures(taken, accumulates, int(self.error * float(taken.max(initial=0))), holds)
+        return self._reading.figures(taken, accumulates, int(self.error * float(taken.max(initial=0))), held)
 
 
 class _Expressions:
@@ -219,7 +219,7 @@ def _difference(one: Figures, other: Figures) -> float:
     return max(abs(a - b) / max(b, 1) for a, b in pairs)
 
 
-NUMBERS = ("entry", "back_entry", "forward", "back", "kept", "plain", "again", "saved", "products", "unsaved", "small")
+NUMBERS = ("entry", "back_entry", "forward", "back", "kept", "plain", "again", "saved", "products", "unsaved", "small", "given")
 
 
 class Fitted:
@@ -250,7 +250,7 @@ class Fitted:
     def is_ready(self) -> bool:
         return self.error <= CLOSE or self.probes >= FITTED_STEPS
 
-    def predict(self, shapes: Shapes, accumulates: bool, holds: bool = True) -> Figures | None:
+    def predict(self, shapes: Shapes, accumulates: bool, held: Held = None) -> Figures | None:
         if not self._seen or not self.is_ready or self.error >= 1.0:
             return None
         return self._fit(list(self._seen), shapes)

@@ -42,7 +42,7 @@ def probe(adapter: Watched, inputs: tuple[tuple[Any, ...], dict[str, Any]], loss
             with observer.accounting, torch.enable_grad():
                 output = adapter.plain(*args, **kwargs)
                 scalar = loss_of(output, loss)
-                outputs = [entry for entry in observer.accounting.entries_of(output) if entry.born]
+                outputs = [next(observer.accounting.entries_of(tensor), None) for tensor in tensors_in(output)]
                 del output  # who holds on to it is not known here: its lives are those without
                 turn = len(observer.accounting.steps)
                 scalar.backward()

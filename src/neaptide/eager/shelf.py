@@ -26,7 +26,7 @@ from neaptide.eager.predict import DryRun
 from neaptide.folders import cache_folder
 from neaptide.hardware import machine_key
 
-FORMAT = 1
+FORMAT = 2
 LARGEST = 32 << 20
 
 
