@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -60,7 +62,7 @@ def test_nothing_of_the_users_is_changed() -> None:
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers()), "input": inputs}
     values = {name: (tensor, tensor.detach().clone(), tensor._version) for name, tensor in tensors.items()}
     gradients = {name: (p.grad, p.grad.clone()) for name, p in model.named_parameters() if p.grad is not None}
-    state, random = copy.deepcopy(optimizer.state_dict()), torch.get_rng_state()
+    state, drawn = copy.deepcopy(optimizer.state_dict()), torch.get_rng_state()
     attributes = {name: dict(vars(module)) for name, module in model.named_modules()}
 
     estimate(model, inputs, optimizer=optimizer)
@@ -77,10 +79,31 @@ def test_nothing_of_the_users_is_changed() -> None:
     assert after["param_groups"] == state["param_groups"]
     for index, held in state["state"].items():
         assert all(torch.equal(tensor, after["state"][index][key]) for key, tensor in held.items())
-    assert torch.equal(torch.get_rng_state(), random)
+    assert torch.equal(torch.get_rng_state(), drawn)
     assert {name: dict(vars(module)) for name, module in model.named_modules()} == attributes
     assert schedule.last_epoch == 0
     run_step(model, inputs, optimizer=optimizer)
+
+
+def test_random_numbers_of_others_are_not_used_up() -> None:
+    class Masks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            kept = torch.from_numpy(np.random.rand(*x.shape) > 0.5)
+            return (self.layer(x) * random.random() * kept).sum()
+
+    model, x = Masks(), torch.ones(4, 8)
+    found = []
+    for foretold in (False, True):
+        random.seed(0)
+        np.random.seed(0)
+        if foretold:
+            estimate(model, x)
+        found.append(model(x).item())
+    assert found[0] == found[1]
 
 
 def test_parts_are_told_apart() -> None:

@@ -10,23 +10,11 @@ import numpy as np
 from neaptide.eager.choose import POINTWISE, Choice, Rates, Weighed
 from neaptide.eager.figures import Figures
 from neaptide.eager.strengths import FULL, KEEP, Way
-from neaptide.search.chain import Chain, Take
 
 
 def told(figures: Figures, ways: Sequence[Way]) -> Choice:
     """A choice of given ways, with the level that it reaches."""
-    weighed = Weighed(figures, Rates())
-    chosen: list[Take] = []
-    blocks = iter(ways)
-    for link, known in zip(weighed.links, weighed._ways, strict=True):
-        way = next(blocks) if known is not None else None
-        number = known.index(way) if known is not None and way in known else 0
-        chosen.append(link.ways[number])
-    there, levels = 0, []
-    for link, take in zip(weighed.links, chosen, strict=True):
-        levels.append(there + max(take.peak, take.back + link.later))
-        there += take.kept
-    return weighed._choice(Chain(tuple(chosen), tuple(levels)))
+    return Weighed(figures, Rates()).told(ways)
 
 
 def everything(figures: Figures) -> Choice:

@@ -68,8 +68,8 @@ def resnet() -> tuple[nn.Module, Callable[[random.Random | None], Batch]]:
     from tests.workloads.models import ResNet
 
     def batch(draw: random.Random | None) -> Batch:
-        side = draw.choice((64, 80, 96, 112, 128)) if draw else 128
-        return {"given": (torch.randn(8, 3, side, side),)}
+        side = draw.choice((96, 112, 128, 144, 160, 176, 192)) if draw else 192
+        return {"given": (torch.randn(16, 3, side, side),)}
 
     return Loss(ResNet(32, (3, 4, 6, 3))), batch
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -150,9 +152,10 @@ def fake_twins(model: Callable[..., Any], inputs: Any, kind: type[FakeTensorMode
     args, kwargs = split_inputs(inputs)
     forge = Forge(kind(allow_fallback_kernels=False, allow_non_fake_inputs=True))
     modules = modules_of(model)
-    random_state = torch.get_rng_state()
     with ExitStack() as stack:
-        stack.callback(torch.set_rng_state, random_state)
+        for put_back, state in ((torch.set_rng_state, torch.get_rng_state()), (random.setstate, random.getstate())):
+            stack.callback(put_back, state)
+        stack.callback(np.random.set_state, np.random.get_state())
         for module in dict.fromkeys(inner for outer in modules for inner in outer.modules()):
             stack.enter_context(_swapped(module, forge))
         fake = pytree.tree_map_only(torch.Tensor, forge.twin, (args, kwargs))

@@ -105,7 +105,7 @@ class Adapter:
 
     def plan(self) -> Plan:
         """How the latest call ran, and what a step of it takes."""
-        return make_plan(self.budget, self.planner.ledger.resident(), self._last, self.stats)
+        return make_plan(self.budget, self.planner.ledger.resident(), self._last, self.stats, self.planner.stepping())
 
     def preview(self, inputs: Any) -> tuple[Plan, float] | None:
         """The plan of a call that is not made, and what it makes again of all that blocks can (in time); None where the step
@@ -118,7 +118,9 @@ class Adapter:
         choice, figures = found
         most = sum(self.planner.rates.whole(call) for call in figures.calls if call.is_block)
         resident = self.planner.ledger.resident()
-        return make_plan(self.budget, resident, (choice, figures, base), self.stats), choice.seconds / most if most else 0.0
+        return make_plan(
+            self.budget, resident, (choice, figures, base), self.stats, self.planner.stepping()
+        ), choice.seconds / most if most else 0.0
 
     def replan(self, budget: Budget) -> None:
         """Go on with another budget."""

@@ -104,6 +104,18 @@ class Weighed:
         low = chain.lowest(self.links)
         return self._choice(chain.fastest(self.links, low.peak) or low)
 
+    def told(self, ways: Sequence[Way]) -> Choice:
+        """The choice of given ways, one for each call of a block; one that a call does not have is to keep all."""
+        chosen, given = [], iter(ways)
+        for link, known in zip(self.links, self._ways, strict=True):
+            way = next(given) if known is not None else None
+            chosen.append(link.ways[known.index(way) if known is not None and way in known else 0])
+        there, levels = 0, []
+        for link, take in zip(self.links, chosen, strict=True):
+            levels.append(there + max(take.peak, take.back + link.later))
+            there += take.kept
+        return self._choice(Chain(tuple(chosen), tuple(levels)))
+
     def _choice(self, found: Chain) -> Choice:
         ways = []
         for link, take, known in zip(self.links, found.ways, self._ways, strict=True):

@@ -19,9 +19,13 @@ UNKNOWN = "nothing is predicted yet: only what is there before a step is counted
 
 
 def make_plan(
-    budget: Budget, resident: Sequence[Resident], last: tuple[Choice, Figures, int] | None, stats: AdaptStats
+    budget: Budget,
+    resident: Sequence[Resident],
+    last: tuple[Choice, Figures, int] | None,
+    stats: AdaptStats,
+    stepping: int = 0,
 ) -> Plan:
-    """The plan of the latest call."""
+    """The plan of the latest call, and of the optimizer's step after it, in which so much is there."""
     if last is None:
         lives = tuple(Life(r.name, r.kind, r.bytes, 0, 1, r.path) for r in resident)
         return Plan(budget.limit, (), Timeline(("start",), lives), (UNKNOWN,))
@@ -29,10 +33,14 @@ def make_plan(
     calls = figures.calls
     end = 2 * len(calls)
     names = [call.name or "outside blocks" for call in calls]
-    steps = (*(f"forward of {name}" for name in names), *(f"backward of {name}" for name in reversed(names)))
-    lives = [Life(r.name, r.kind, r.bytes, 0, end, r.path) for r in resident]
-    rest = base - sum(r.bytes for r in resident)
-    lives.append(Life("inputs and earlier calls", "input", max(rest, 0), 0, end))
+    steps = [*(f"forward of {name}" for name in names), *(f"backward of {name}" for name in reversed(names))]
+    there = sum(r.bytes for r in resident)
+    over = end + (stepping > there)
+    lives = [Life(r.name, r.kind, r.bytes, 0, over, r.path) for r in resident]
+    lives.append(Life("inputs and earlier calls", "input", max(base - there, 0), 0, end))
+    if over > end:
+        steps.append("the optimizer's step")
+        lives.append(Life("gradients, state and what the step makes", "optimizer", stepping - there, end, over))
     lives.append(Life("margin", "other", figures.margin, 0, end))
     blocks, ways = [], iter(choice.ways)
     for number, (call, take) in enumerate(zip(calls, choice.found.ways, strict=True)):
@@ -42,7 +50,7 @@ def make_plan(
         lives.append(Life("backward", "temporary", take.back + call.back_entry, back, back + 1, call.name))
         if call.is_block:
             blocks.append(BlockPlan(call.name, str(next(ways)), take.kept, take.seconds))
-    line = Timeline(steps, tuple(life for life in lives if life.bytes and life.born < life.dies))
+    line = Timeline(tuple(steps), tuple(life for life in lives if life.bytes and life.born < life.dies))
     notes = [f"predicted by {stats.predictor}" + (f": {stats.why}" if stats.why else "")]
     if figures.margin:
         notes.append(f"a margin of {figures.margin} bytes for what the prediction may be wrong by")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from neaptide.accounting import storages, tensors_in
 from neaptide.allocator import allocated
@@ -20,7 +21,7 @@ from neaptide.eager.choose import Choice, Rates, Weighed
 from neaptide.eager.course import Situation, is_near, situation_of
 from neaptide.eager.figures import Figures
 from neaptide.eager.micro import largest_batch
-from neaptide.eager.predict import DryRun, Fitted
+from neaptide.eager.predict import DryRun, Fitted, Shapes
 from neaptide.eager.probe import optimizer_need, probe
 from neaptide.eager.refuse import refusal
 from neaptide.errors import BudgetError
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 Found = tuple[Choice, Figures]
+CONVOLVES = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+KERNELS = 3 << 20
+"""Bytes that the first step at a size takes beside tensors where a CPU convolves: a kernel is made for each shape, and kept."""
 
 
 class TooLargeError(BudgetError):
@@ -49,6 +53,8 @@ class Family:
     key: str
     predictor: DryRun | Fitted
     choices: dict[Any, Found] = field(default_factory=dict)
+    ran: set[Shapes] = field(default_factory=set)
+    """Sizes for which kernels have been made."""
 
 
 class Planner:
@@ -64,6 +70,8 @@ class Planner:
         self.rates = Rates()
         self.margin = 0
         """Bytes of the budget that turned out not to be there."""
+        convolves = any(isinstance(module, CONVOLVES) for module in adapter.model.modules())
+        self._making = KERNELS if convolves and self.device.type == "cpu" else 0
         self.extra = 0
         """Bytes that are there while a batch is split."""
         self.together: int | None = None
@@ -72,7 +80,9 @@ class Planner:
         """Which of the model's outputs the caller holds through the backward; None (all of them) before the first."""
         self._families: dict[Any, Family] = {}
         self._resident: tuple[Any, int] = (None, 0)
-        self._stepping: int | None = None
+        self._needed: tuple[Any, int] = (None, 0)
+        self._whole: int | None = None
+        """What the optimizer's step takes beside parameters and gradients, its state included."""
 
     def forget(self) -> None:
         """Choices are made anew from here on."""
@@ -98,12 +108,14 @@ class Planner:
         situation = situation_of(args, kwargs, self.ledger.accumulates)
         family = self.family(situation)
         base = self._base(args, kwargs)
-        key = (situation.shapes, situation.accumulates, base, there, self.together, self.held)
+        making = 0 if situation.shapes in family.ran else self._making
+        key = (situation.shapes, situation.accumulates, base, there, self.together, self.held, making)
         found = family.choices.get(key)
         figures = None if found is not None else self._predict(family, situation)
         if found is None and figures is None:
             found = self._neighbour(family, key)
         if found is not None:
+            family.ran.add(situation.shapes)
             stats.hits += 1
             return situation, base, found, False
         if figures is None and isinstance(family.predictor, DryRun):
@@ -111,7 +123,9 @@ class Planner:
         stats.predictor, stats.why = family.predictor.kind, family.predictor.why
         if figures is None:
             return situation, base, None, True
+        figures = replace(figures, margin=figures.margin + making)
         found = family.choices[key] = (self._chosen(figures, base + there, pending, args, kwargs), figures)
+        family.ran.add(situation.shapes)
         stats.plans += 1
         stats.sizes = len({(form, k[0]) for form, one in self._families.items() for k in one.choices})
         return situation, base, found, True
@@ -165,7 +179,7 @@ class Planner:
         lowest = weighed.lowest() if found is None else found
         if found is None and self.margin and lowest.level + there <= limit:
             return lowest  # what ran out at one size need not at another: as little as can be is tried
-        if found is None or not self._can_step(limit):
+        if found is None or self.stepping() > limit:
             batch = None if self._adapter.split else largest_batch(self._adapter, room, args, kwargs)
             raise TooLargeError(refusal(limit, there, lowest.level, figures, batch), room)
         return found
@@ -177,20 +191,23 @@ class Planner:
     def _gradients(self) -> int:
         return sum(allocated(p.nbytes, p.device.type) for p in self._adapter.model.parameters() if p.requires_grad)
 
-    def _can_step(self, limit: int) -> bool:
-        """Whether the optimizer's own step fits, which no choice changes."""
+    def stepping(self) -> int:
+        """What the optimizer's own step takes, with all that is there before it, which no choice changes; 0 if nobody knows."""
         optimizer = self._adapter.optimizer() if self._adapter.optimizer is not None else None
         if optimizer is None:
-            return True
-        if self._stepping is None:
+            return 0
+        if self._resident[0] == self._needed[0]:
+            return self._needed[1]
+        if self._whole is None:
             try:
-                self._stepping = optimizer_need(self._adapter.model, optimizer)
+                self._whole = optimizer_need(self._adapter.model, optimizer)
             except Exception as error:  # an optimizer may want real values; its step is then not counted
                 log.info("the optimizer's step is not counted: %s", error)
-                self._stepping = 0
+                self._whole = 0
         there = self._resident[1] + (0 if self.ledger.accumulates else self._gradients())
         state = sum(t.nbytes for held in optimizer.state.values() for t in tensors_in(held))
-        return there + max(self._stepping - state, 0) <= limit
+        self._needed = (self._resident[0], there + max(self._whole - state, 0))
+        return self._needed[1]
 
     def _base(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """What is there before a call: what is resident, and what the model is given."""
