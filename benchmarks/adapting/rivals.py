@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from neaptide.eager.choose import POINTWISE, Choice, Rates, Weighed
+from neaptide.eager.choose import Choice, Rates, Weighed
 from neaptide.eager.figures import Figures
 from neaptide.eager.strengths import FULL, KEEP, Way
 
@@ -53,22 +53,6 @@ class Mimose:
             ways[number] = FULL
             excess -= guess[number]
         return told(figures, ways)
-
-
-def repeated(figures: Figures, choice: Choice, rates: Rates) -> float:
-    """Seconds of forwards that a choice runs again."""
-    blocks = [call for call in figures.calls if call.is_block]
-    total = 0.0
-    for call, way in zip(blocks, choice.ways, strict=True):
-        whole = rates.blocks.get(call.alike, 1e-9) * call.saved
-        if way.strength == "full":
-            total += whole
-        elif way.strength == "parts":
-            part = sum(rates.parts.get((call.alike, name), 0.0) for name in way.parts) * call.saved
-            total += min(part, whole)
-        elif way.strength == "selective":
-            total += POINTWISE * whole
-    return total
 
 
 def as_text(ways: Sequence[Way]) -> list[Any]:

@@ -79,6 +79,8 @@ class Adapter:
         self.observer: Observer | None = None
         self._real: RealStep | None = None
         self._watch: tuple[Watch, int] | None = None
+        self._is_over = False
+        """Whether it was released: someone else's call may still lead here."""
         self._pending: list[Pending] = []
         self._last: tuple[Choice, Figures, int] | None = None
         self._takes_cache = "use_cache" in inspect.signature(model.forward).parameters
@@ -163,10 +165,11 @@ class Adapter:
         for module in self._own_checkpoints:
             module.gradient_checkpointing = True  # type: ignore[assignment]
         self._switches, self._own_checkpoints = [], []
+        self._is_over = True
 
     def _call(self, root: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The model is called."""
-        if self._course is not None or (self.observer is not None and self._real is None):
+        if self._is_over or self._course is not None or (self.observer is not None and self._real is None):
             return root.plain(*args, **kwargs)
         self.end_observation()
         bound = self.budget.limit is not None or self.budget.smallest
