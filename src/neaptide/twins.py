@@ -153,8 +153,8 @@ def fake_twins(model: Callable[..., Any], inputs: Any, kind: type[FakeTensorMode
     forge = Forge(kind(allow_fallback_kernels=False, allow_non_fake_inputs=True))
     modules = modules_of(model)
     with ExitStack() as stack:
-        for put_back, state in ((torch.set_rng_state, torch.get_rng_state()), (random.setstate, random.getstate())):
-            stack.callback(put_back, state)
+        stack.callback(torch.set_rng_state, torch.get_rng_state())
+        stack.callback(random.setstate, random.getstate())
         stack.callback(np.random.set_state, np.random.get_state())
         for module in dict.fromkeys(inner for outer in modules for inner in outer.modules()):
             stack.enter_context(_swapped(module, forge))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from neaptide import away
-from neaptide.eager.observe import AGAIN, BACKWARD, FORWARD, GRADIENT, OUTPUT, Record
+from neaptide.eager.record import AGAIN, BACKWARD, FORWARD, GRADIENT, OUTPUT, Record
 from neaptide.generator import STATE_BYTES
 
 Held = frozenset[int] | None

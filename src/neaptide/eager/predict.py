@@ -17,7 +17,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from neaptide.eager.figures import CallFigures, Figures, Held, PartWay, Reading
-from neaptide.eager.observe import Record
+from neaptide.eager.record import Record
 
 Shapes = tuple[tuple[int, ...], ...]
 """The sizes of every tensor that a model is given."""

@@ -12,7 +12,8 @@ from torch import nn
 
 from neaptide.accounting import Accounting, tensors_in
 from neaptide.dryrun import Loss, loss_of, register
-from neaptide.eager.observe import Observer, Record
+from neaptide.eager.observe import Observer
+from neaptide.eager.record import Record
 from neaptide.errors import CaptureError
 from neaptide.optimizers import parameters_of, twin_optimizer
 from neaptide.twins import as_if_real, fake_twins

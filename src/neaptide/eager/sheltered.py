@@ -13,8 +13,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from neaptide.accounting import tensors_in
 from neaptide.eager.course import Situation
 from neaptide.eager.figures import figures_of
-from neaptide.eager.observe import FORWARD, Observer
+from neaptide.eager.observe import Observer
 from neaptide.eager.predict import Fitted
+from neaptide.eager.record import FORWARD
 
 if TYPE_CHECKING:
     from neaptide.eager.adapt import Adapter
