@@ -107,7 +107,11 @@ class Adapter:
 
     def plan(self) -> Plan:
         """How the latest call ran, and what a step of it takes."""
-        return make_plan(self.budget, self.planner.ledger.resident(), self._last, self.stats, self.planner.stepping())
+        return self._plan_of(self._last)
+
+    def _plan_of(self, last: tuple[Choice, Figures, int] | None) -> Plan:
+        planner = self.planner
+        return make_plan(self.budget, planner.ledger.resident(), last, self.stats, planner.stepping())
 
     def preview(self, inputs: Any) -> tuple[Plan, float] | None:
         """The plan of a call that is not made, and what it makes again of all that blocks can (in time); None where the step
@@ -119,10 +123,8 @@ class Adapter:
             return None
         choice, figures = found
         most = sum(self.planner.rates.whole(call) for call in figures.calls if call.is_block)
-        resident = self.planner.ledger.resident()
-        return make_plan(
-            self.budget, resident, (choice, figures, base), self.stats, self.planner.stepping()
-        ), choice.seconds / most if most else 0.0
+        plan = self._plan_of((choice, figures, base))
+        return plan, choice.seconds / most if most else 0.0
 
     def replan(self, budget: Budget) -> None:
         """Go on with another budget."""

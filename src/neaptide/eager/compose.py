@@ -23,7 +23,7 @@ def make_plan(
     resident: Sequence[Resident],
     last: tuple[Choice, Figures, int] | None,
     stats: AdaptStats,
-    stepping: int = 0,
+    stepping: int,
 ) -> Plan:
     """The plan of the latest call, and of the optimizer's step after it, in which so much is there."""
     if last is None:
@@ -53,5 +53,5 @@ def make_plan(
     line = Timeline(tuple(steps), tuple(life for life in lives if life.bytes and life.born < life.dies))
     notes = [f"predicted by {stats.predictor}" + (f": {stats.why}" if stats.why else "")]
     if figures.margin:
-        notes.append(f"a margin of {figures.margin} bytes for what the prediction may be wrong by")
+        notes.append(f"a margin of {figures.margin} bytes for what is not foretold")
     return Plan(budget.limit, (), line, tuple(notes), tuple(blocks))
