@@ -70,7 +70,7 @@ class CallFigures:
 
 @dataclass(frozen=True)
 class Figures:
-    """All calls of a step in order; `margin` is set aside for what is not foretold: errors of the prediction, kernels that are made."""
+    """All calls of a step in order; `margin` is set aside for what is not foretold."""
 
     calls: tuple[CallFigures, ...]
     margin: int = 0
